@@ -1,34 +1,34 @@
-//! What a program asked of the allocator, in the order in which the allocator's lock was taken.
+//! Events of a recording: what a program requested from the allocator, in the order in which it took the allocator's lock.
 
-/// Names a request until its memory is free again; chosen by the caller, an address for example.
+/// Identifies a request until its memory is free again. The caller chooses it, for example an address.
 pub type RequestId = u64;
-/// Names a stream: numbered by first use, because handles differ from run to run.
+/// Identifies a stream. Streams are numbered by first use, because their handles differ from run to run.
 pub type StreamId = u32;
-/// Names a pool; 0 is the default pool.
+/// Identifies a pool; 0 is the default pool.
 pub type PoolId = u32;
 
 /// The device of a replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Device {
-    /// Bytes of the whole device, as `totalGlobalMem` has it.
+    /// Memory of the whole device, as in CUDA's `totalGlobalMem`.
     pub total_bytes: u64,
-    /// Bytes that others use: the context, libraries, other processes.
+    /// Bytes in use outside the allocator: the CUDA context, libraries, other processes.
     pub other_bytes: u64,
 }
 
-/// Who made a private pool.
+/// What a private pool is for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PoolKind {
-    /// The capture of a CUDA graph.
+    /// Captures of CUDA graphs.
     #[default]
     Graph,
-    /// `torch.cuda.MemPool`.
+    /// A pool that the program created (`torch.cuda.MemPool`).
     User {
-        /// Segments come from an allocator that the program provides.
+        /// Whether the pool's segments come from an allocator that the program provides.
         has_own_allocator: bool,
-        /// Blocks are never split.
+        /// Whether the pool's blocks are never split.
         no_split: bool,
-        /// Serves other requests when memory is short.
+        /// Whether the pool also serves other requests when memory is short.
         use_on_oom: bool,
     },
 }
@@ -38,61 +38,61 @@ pub enum PoolKind {
 pub enum Event {
     /// The program requests memory.
     Request {
-        /// Name of the request.
+        /// Id of the request.
         id: RequestId,
-        /// Bytes the program asked for, not the size of the block that it got.
+        /// Bytes that the program requested; the block may be larger.
         bytes: u64,
-        /// Stream that was current.
+        /// CUDA stream for which the memory was requested.
         stream: StreamId,
         /// Pool that serves the request.
         pool: PoolId,
-        /// The recorded program got no memory.
+        /// Whether this request failed for lack of memory in the recorded program.
         has_failed: bool,
     },
     /// The program frees the memory of a request.
     Free {
-        /// Name of the request.
+        /// Id of the request.
         id: RequestId,
-        /// Other streams may still use the memory (`record_stream`): a `Return` follows.
+        /// Whether other streams may still use the memory (`record_stream`); a `Return` with the same id then follows.
         is_pending: bool,
     },
-    /// The memory of a pending free is available again.
+    /// Memory of a pending free becomes available.
     Return {
-        /// Name of the request.
+        /// Id of the request.
         id: RequestId,
     },
     /// `torch.cuda.empty_cache()`.
     EmptyCache {
-        /// The only pool to be emptied, if the call named one.
+        /// The private pool to empty; `None` for all pools.
         pool: Option<PoolId>,
     },
-    /// A private pool begins.
+    /// The program creates a private pool.
     PoolBegins {
-        /// Name of the pool.
+        /// Id of the pool.
         pool: PoolId,
-        /// Who made it.
+        /// What the pool is for.
         kind: PoolKind,
     },
-    /// The graphs or the `MemPool` object of a private pool are gone.
+    /// The graphs, or the `MemPool` object, of a private pool no longer exist.
     PoolEnds {
-        /// Name of the pool.
+        /// Id of the pool.
         pool: PoolId,
     },
-    /// Requests begin to go to a private pool: a capture, or `use_mem_pool`.
+    /// Requests go to a private pool from now on: a capture or `use_mem_pool` begins.
     ScopeBegins {
-        /// Name of the pool.
+        /// Id of the pool.
         pool: PoolId,
     },
-    /// The scope of a private pool ends.
+    /// The capture or `use_mem_pool` of a private pool ends.
     ScopeEnds {
-        /// Name of the pool.
+        /// Id of the pool.
         pool: PoolId,
     },
-    /// `set_per_process_memory_fraction`.
+    /// The program calls `set_per_process_memory_fraction`.
     Fraction(f64),
-    /// The bytes that others use on the device have changed.
+    /// The bytes in use outside the allocator have changed.
     OtherMemory {
-        /// Bytes in use.
+        /// New number of bytes in use outside the allocator.
         bytes: u64,
     },
 }

@@ -1,40 +1,40 @@
-//! The result of a replay.
+//! Results of a replay.
 
-/// Totals and peaks of a replay, in bytes and calls. Names are those of `torch.cuda.memory_stats`.
+/// Totals and peaks of a replay, in bytes and numbers of calls. The names are those of `torch.cuda.memory_stats`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Figures {
-    /// Bytes of segments and mapped pages.
+    /// Bytes that the allocator got from the driver: segments and mapped pages.
     pub reserved: Gauge,
-    /// Bytes of blocks that the program has, at the blocks' sizes.
+    /// Bytes of blocks that the program uses, after rounding of the requests.
     pub allocated: Gauge,
-    /// Bytes of blocks that the program has or that wait for a stream.
+    /// Bytes of blocks that the program uses, or has freed while another stream may still use them.
     pub active: Gauge,
-    /// Bytes that were asked for, of active blocks.
+    /// Bytes that the program requested for the active blocks, before rounding.
     pub requested: Gauge,
     /// Number of segments that are not expandable.
     pub segments: Gauge,
-    /// Allocated bytes at the moment of the highest reserved bytes.
+    /// Value of `allocated` when `reserved` had its peak.
     pub allocated_at_peak: u64,
-    /// Number of driver calls that brought memory: cudaMalloc, or one mapping of an expandable segment.
+    /// Number of driver calls that allocated memory: cudaMalloc, or one mapping of an expandable segment.
     pub device_allocs: u64,
-    /// Number of driver calls that gave memory back.
+    /// Number of driver calls that freed or unmapped memory.
     pub device_frees: u64,
-    /// Number of requests for which everything free was released.
+    /// Number of requests for which all free memory was released before another attempt.
     pub retries: u64,
-    /// Number of requests for which there was no memory.
+    /// Number of requests that failed for lack of memory.
     pub ooms: u64,
-    /// Highest reserved bytes for which `allocated_at_peak` was noted.
+    /// Highest value of `reserved` for which `allocated_at_peak` was set.
     pub(crate) noted_peak: u64,
-    /// The first of these.
+    /// The first request that failed; `None` if none did.
     pub failure: Option<Failure>,
 }
 
-/// An amount and its highest value.
+/// An amount and its highest value so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Gauge {
-    /// The amount now.
+    /// Present value.
     pub now: u64,
-    /// Its highest value.
+    /// Highest value so far.
     pub peak: u64,
 }
 
@@ -49,17 +49,17 @@ impl Gauge {
     }
 }
 
-/// A request for which there was no memory.
+/// A request that failed for lack of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// Number of the event, from 0.
+    /// Number of the request's event, from 0.
     pub event: u64,
     /// Bytes of the request after rounding.
     pub rounded_bytes: u64,
-    /// Bytes of the segment that the driver refused: PyTorch's message has "Tried to allocate" with this size.
+    /// Bytes of the segment that the driver refused; PyTorch's message states this size after "Tried to allocate".
     pub segment_bytes: u64,
-    /// Reserved bytes at that moment, after everything free was released.
+    /// Value of [`Figures::reserved`] when the request failed, after free memory was released.
     pub reserved_bytes: u64,
-    /// Allocated bytes at that moment.
+    /// Value of [`Figures::allocated`] when the request failed.
     pub allocated_bytes: u64,
 }

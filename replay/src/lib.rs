@@ -1,8 +1,8 @@
-//! What PyTorch's CUDA caching allocator would have done with a program's requests under other settings, on another device, or
-//! in another release.
+//! Computes what PyTorch's CUDA caching allocator would have done with a program's requests under other settings, on another
+//! device, or in another release.
 //!
-//! Recorded requests go in ([`Event`]), figures come out ([`Figures`]). The model has one device, the native backend, and the
-//! rules of the releases 2.0 to 2.15 ([`Rules`]). It does no input or output, and its memory is bounded by the live blocks.
+//! The input is recorded requests ([`Event`]), the output is [`Figures`]. The model has one device and the native backend, with
+//! the rules of the releases 2.0 to 2.15 ([`Rules`]). It does no input or output, and its memory is bounded by the live blocks.
 #![forbid(unsafe_code)]
 
 mod allocator;

@@ -1,4 +1,4 @@
-//! Releases of PyTorch, and what differs between their allocators.
+//! Releases of PyTorch, and the differences between their allocators.
 
 use std::fmt;
 use std::str::FromStr;
@@ -25,8 +25,7 @@ impl Release {
         Release { minor }
     }
 
-    /// Whether the rules of this release line were compared with the release itself. Those of a newer one are the rules of the
-    /// last known release.
+    /// Returns whether the model's rules were compared with this release. Later releases get the rules of the last known one.
     pub fn is_known(self) -> bool {
         self <= Release::LAST
     }
@@ -64,7 +63,7 @@ impl Release {
 impl FromStr for Release {
     type Err = UnknownRelease;
 
-    /// Reads a version as `torch.__version__` has it: `2.15.0+cu130`.
+    /// Parses a version in the form of `torch.__version__`: `2.15.0+cu130`.
     fn from_str(text: &str) -> Result<Self, UnknownRelease> {
         let mut parts = text.split(['.', '+']);
         let minor = (parts.next() == Some("2")).then(|| parts.next()?.parse().ok()).flatten();
@@ -78,48 +77,48 @@ impl fmt::Display for Release {
     }
 }
 
-/// What differs between releases. Each rule was found by comparing real runs of the releases on both sides.
+/// Differences between releases; each is named with the first release that has it. Found by comparing runs of both releases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rules {
-    /// `expandable_segments` exists (2.1).
+    /// Whether the setting `expandable_segments` exists (2.1).
     pub has_expandable_segments: bool,
-    /// One division rounds to 512 bytes, as any other size; before 2.4 sizes above 512 stayed as requested.
+    /// Whether `roundup_power2_divisions:1` rounds to multiples of 512 bytes; before 2.4, sizes above 512 stayed as requested.
     pub rounds_one_division: bool,
-    /// Private pools have expandable segments (2.5, pull request 128068).
+    /// Whether private pools may have expandable segments (2.5, pull request 128068).
     pub private_pools_expand: bool,
-    /// The release of oversize blocks and the collection leave expandable segments alone (2.5, pull request 134338).
+    /// Whether expandable segments are kept when oversize or long unused memory is released (2.5, pull request 134338).
     pub spares_expandable_segments: bool,
-    /// `max_non_split_rounding_mb` exists (2.6).
+    /// Whether the setting `max_non_split_rounding_mb` exists (2.6).
     pub has_non_split_rounding: bool,
-    /// Pools with `use_on_oom` serve requests for which there is no memory (2.8).
+    /// Whether pools with `use_on_oom` serve requests that would fail otherwise (2.8).
     pub has_pools_for_shortage: bool,
-    /// In a list of divisions, `>` begins after the entry of the last key; before 2.10 at that entry.
+    /// Whether `>` in a list of divisions applies after the entry of the last key; before 2.10 it includes that entry.
     pub list_tail_starts_after_last_key: bool,
-    /// A fraction of 1.0 turns the collection on (before 2.10).
+    /// Whether unused segments are also returned if the process's memory fraction is 1.0 (before 2.10).
     pub full_fraction_collects: bool,
-    /// `per_process_memory_fraction` is a key of the settings text (2.10).
+    /// Whether the settings text may have the key `per_process_memory_fraction` (2.10).
     pub has_fraction_key: bool,
-    /// `max_split_size_mb:20` is allowed; before 2.10 it had to be larger.
+    /// Whether `max_split_size_mb:20` is allowed; before 2.10 it had to be larger than 20.
     pub least_split_is_allowed: bool,
-    /// `large_segment_size_mb` exists (2.11, pull request 172056).
+    /// Whether the setting `large_segment_size_mb` exists (2.11, pull request 172056).
     pub has_large_segment_size: bool,
-    /// Order of free blocks of one size.
+    /// Which of several free blocks of equal size is used.
     pub tie_break: TieBreak,
-    /// `throw_on_cudamalloc_oom` exists (2.12).
+    /// Whether the setting `throw_on_cudamalloc_oom` exists (2.12).
     pub has_throw_on_oom: bool,
-    /// A request of a pool that a program made releases the cache before it fails, unless its stream is being captured (2.13).
+    /// Whether a request to a program's own pool releases free memory before it fails, except during a capture (2.13).
     pub user_pools_release: bool,
-    /// How a fraction of the device becomes bytes.
+    /// How a fraction of the device's memory is rounded to bytes.
     pub fraction: Fraction,
-    /// `expandable_segments_reserve` and `expandable_segments_reserve_by_class` exist (2.15).
+    /// Whether `expandable_segments_reserve` and `expandable_segments_reserve_by_class` exist (2.15).
     pub has_reserve_keys: bool,
-    /// `release_lock_on_cudamalloc` and keys that begin with `pinned_` exist (2.2).
+    /// Whether `release_lock_on_cudamalloc` and keys that begin with `pinned_` exist (2.2).
     pub has_release_lock_key: bool,
-    /// `graph_capture_record_stream_reuse` exists (2.9).
+    /// Whether `graph_capture_record_stream_reuse` exists (2.9).
     pub has_stream_reuse_key: bool,
 }
 
-/// Which of several free blocks of one size is taken.
+/// Which of several free blocks of equal size is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TieBreak {
     /// The block with the lowest address (up to 2.11).
@@ -130,10 +129,10 @@ pub enum TieBreak {
     SegmentAge,
 }
 
-/// How a fraction of the device becomes bytes.
+/// How a fraction of the device's memory is rounded to bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fraction {
-    /// Rounded down (up to 2.12).
+    /// Down (up to 2.12).
     Down,
     /// To the nearest byte (2.13).
     Nearest,

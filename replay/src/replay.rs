@@ -8,46 +8,46 @@ use crate::release::Release;
 use crate::settings::{Backend, Settings};
 use foldhash::HashMap;
 
-/// When memory becomes available that another stream may still use. The recorded moments are the best estimate; the other two
-/// show how much depends on it.
+/// When memory becomes available that was freed while another stream may still use it. The recorded times are the best estimate;
+/// the other two show how much depends on them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EventReturn {
-    /// When it did in the recording.
+    /// When it became available in the recording.
     #[default]
     AsRecorded,
-    /// With its free.
+    /// When the program frees it.
     AtOnce,
-    /// Only when everything is released.
+    /// When all free memory is released, which waits for all streams.
     AtSynchronisation,
 }
 
-/// What the replay assumes.
+/// Assumptions of a replay.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Options {
-    /// The release whose rules apply.
+    /// The release of PyTorch whose rules apply.
     pub release: Release,
-    /// The settings.
+    /// Settings of the allocator.
     pub settings: Settings,
-    /// The device.
+    /// Size of the device, and its memory in use by others.
     pub device: Device,
-    /// Where segments lie; matters up to 2.11.
+    /// How the driver chooses addresses of segments; affects results only up to release 2.11.
     pub addresses: SegmentAddresses,
-    /// When memory becomes available that another stream may still use.
+    /// When memory becomes available that was freed while another stream may still use it.
     pub returns: EventReturn,
 }
 
-/// Why an event cannot follow those before it.
+/// Error: the events contradict each other, or cannot be replayed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
-    /// A request has the name of one whose memory is still in use.
+    /// A request has the id of a request whose memory is still in use.
     #[error("event {event}: request {id} begins a second time")]
     RequestedTwice {
         /// Number of the event.
         event: u64,
-        /// Name of the request.
+        /// Id of the request.
         id: RequestId,
     },
-    /// Another allocator than the native one serves the requests.
+    /// The settings select another allocator than the native one.
     #[error(
         "only the native backend can be replayed; the memory of cudaMallocAsync is at least the sum of the live requests"
     )]
@@ -67,7 +67,7 @@ pub struct Replay {
 }
 
 impl Replay {
-    /// Begins with an empty device.
+    /// Starts a replay on an empty device.
     pub fn new(options: Options) -> Result<Self, Fault> {
         if options.settings.backend != Backend::Native {
             return Err(Fault::Backend);
@@ -84,8 +84,8 @@ impl Replay {
         })
     }
 
-    /// Applies the next event. After the first request without memory the recorded program would have gone another way, unless
-    /// it got no memory for this request either: later events change nothing then.
+    /// Applies the next event. The replay ends at the first request that fails only here, or failed only in the recording. The
+    /// real program would have continued differently, so later events are ignored.
     pub fn apply(&mut self, event: &Event) -> Result<(), Fault> {
         let number = self.events;
         self.events += 1;
@@ -99,7 +99,7 @@ impl Replay {
                     return Err(Fault::RequestedTwice { event: number, id });
                 }
                 match allocator.request(bytes, stream, pool, number) {
-                    // The recording has no free of this memory.
+                    // The request failed in the recording, so the recording contains no free of this memory.
                     Ok(block) if has_failed => {
                         allocator.free(block, None);
                         self.served_failures += 1;
@@ -134,22 +134,22 @@ impl Replay {
         Ok(())
     }
 
-    /// Returns totals and peaks up to now.
+    /// Returns the totals and peaks so far.
     pub fn figures(&self) -> &Figures {
         &self.allocator.figures
     }
 
-    /// Number of frees whose requests are older than the recording.
+    /// Returns the number of frees whose requests are older than the recording.
     pub fn unknown_frees(&self) -> u64 {
         self.unknown_frees
     }
 
-    /// Whether events are no longer applied, because the program would have gone another way.
+    /// Returns whether the replay has ended, because the real program would have continued differently.
     pub fn has_ended(&self) -> bool {
         self.has_ended
     }
 
-    /// Whether a request got memory that got none in the recording.
+    /// Returns whether a request succeeded that failed in the recording.
     pub fn serves_recorded_failure(&self) -> bool {
         self.served_failures > 0
     }

@@ -1,46 +1,46 @@
-//! The allocator's settings, as PYTORCH_CUDA_ALLOC_CONF and PYTORCH_ALLOC_CONF have them.
+//! Settings of the allocator, in the syntax of PYTORCH_CUDA_ALLOC_CONF and PYTORCH_ALLOC_CONF.
 
 use crate::release::{Release, Rules};
 
 pub(crate) const MIB: u64 = 1 << 20;
-/// Number of entries of the list of divisions: one for each power of two from 1 MiB to 32 GiB.
+/// Number of entries in the list of divisions: one for each power of two from 1 MiB to 32 GiB.
 const ENTRIES: usize = 16;
-/// Segment of the large pool for small requests, unless the settings name another size.
+/// Default size in bytes of a segment for requests from 1 to 10 MiB.
 const LARGE_SEGMENT: u64 = 20 * MIB;
-/// Every size is a multiple of this.
+/// Minimum size of a block in bytes, and the unit of rounding.
 const MIN_BLOCK: u64 = 512;
 
-/// Which allocator serves the requests.
+/// The allocator that serves the requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Backend {
     /// PyTorch's caching allocator.
     #[default]
     Native,
-    /// The driver's pool. It is not modelled: the sum of the live requests is a lower bound of its memory.
+    /// The driver's pool. It is not modelled; the sum of the live requests is a lower bound of its memory.
     CudaMallocAsync,
 }
 
 /// Settings of the allocator.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
-    /// Which allocator serves the requests.
+    /// The allocator that serves the requests.
     pub backend: Backend,
-    /// Blocks of at least this size are never split.
+    /// Blocks of at least this size in bytes are never split; `None` for no limit.
     pub max_split_bytes: Option<u64>,
-    /// A request of at least `max_split_bytes` gets a block that is larger by less than this.
+    /// A block for a request of at least `max_split_bytes` must be less than this many bytes larger than the request.
     pub non_split_rounding_bytes: u64,
-    /// Steps between two powers of two to which a size is rounded up; 0: multiples of 512 bytes. One entry for sizes from
-    /// 1 MiB, 2 MiB, and so on.
+    /// Number of steps between two powers of two to which sizes are rounded up; 0 rounds to multiples of 512 bytes. Entry n is
+    /// for sizes from 2^n MiB.
     pub divisions: [u64; ENTRIES],
-    /// Share of the allowed memory above which free segments are given back; 0: never.
+    /// Fraction of the allowed memory above which unused segments are returned to the driver; 0 for never.
     pub collection_threshold: f64,
-    /// Segments grow by pages.
+    /// Whether segments are expandable: they grow by mapping pages.
     pub expandable_segments: bool,
-    /// Bytes of a segment for requests from 1 to 10 MiB.
+    /// Size in bytes of a segment for requests from 1 to 10 MiB.
     pub large_segment_bytes: u64,
-    /// Share of the device's memory that this process may reserve.
+    /// Fraction of the device's memory that this process may reserve; `None` for no limit.
     pub fraction: Option<f64>,
-    /// A request above the fraction fails before anything is released.
+    /// Whether a request that exceeds the fraction fails without releasing memory first.
     pub throw_on_oom: bool,
 }
 
@@ -60,40 +60,40 @@ impl Default for Settings {
     }
 }
 
-/// A settings text that the release would refuse.
+/// Error: the release would reject the settings text.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SettingsError {
-    /// A key that this release does not have.
+    /// The release does not have the key.
     #[error("PyTorch {release} has no allocator setting `{key}`")]
     UnknownKey {
-        /// The key.
+        /// The key as typed.
         key: String,
-        /// The release.
+        /// The release whose rules apply.
         release: Release,
     },
-    /// A value that the key cannot have.
+    /// The key does not accept the value.
     #[error("`{key}:{value}` is not valid in PyTorch {release}: {expected}")]
     BadValue {
-        /// The key.
+        /// The key as typed.
         key: String,
-        /// The value.
+        /// The value as typed.
         value: String,
-        /// The release.
+        /// The release whose rules apply.
         release: Release,
-        /// What would be right.
+        /// Description of valid values.
         expected: &'static str,
     },
-    /// A text that is not a list of keys and values.
+    /// The text is not a list of keys and values.
     #[error("`{found}` stands where `{expected}` was expected")]
     Syntax {
-        /// What was found; empty at the end.
+        /// The part of the text that is wrong; empty at the end of the text.
         found: String,
-        /// What would be right.
+        /// The part that was expected.
         expected: &'static str,
     },
 }
 
-/// Words and the separators `:` `,` `[` `]` of a settings text.
+/// Splits a settings text into words and the separators `:` `,` `[` `]`.
 struct Tokens<'a> {
     rest: &'a str,
     release: Release,
@@ -124,7 +124,7 @@ impl<'a> Tokens<'a> {
             .ok_or_else(|| SettingsError::Syntax { found: found.to_owned(), expected })
     }
 
-    /// Reads `:VALUE` of a key.
+    /// Reads the `:VALUE` of a key. `read` parses the value; `expected` describes valid values.
     fn value<T>(
         &mut self,
         key: &str,
@@ -163,7 +163,7 @@ fn division(value: &str) -> Option<u64> {
 }
 
 impl Settings {
-    /// Reads a settings text by the rules of a release. An empty text has the defaults.
+    /// Parses a settings text by the rules of a release. Settings that the text lacks have their defaults.
     pub fn parse(text: &str, release: Release) -> Result<Self, SettingsError> {
         let rules = release.rules();
         let mut settings = Settings::default();
@@ -235,7 +235,7 @@ impl Settings {
         Ok(settings)
     }
 
-    /// Returns the size of the block for a request, as far as rounding decides it.
+    /// Returns the size to which a request of `bytes` is rounded.
     pub(crate) fn round(&self, bytes: u64, rules: Rules) -> u64 {
         if bytes < MIN_BLOCK {
             return MIN_BLOCK;
@@ -254,7 +254,7 @@ impl Settings {
     }
 }
 
-/// Whether a setting exists in the release, and changes nothing that the model has.
+/// Returns whether the release has a setting that does not affect the model.
 fn is_without_effect(key: &str, rules: Rules) -> bool {
     match key {
         "release_lock_on_cudamalloc" => rules.has_release_lock_key,
@@ -264,9 +264,9 @@ fn is_without_effect(key: &str, rules: Rules) -> bool {
     }
 }
 
-/// Reads one number for all sizes, or a list `[MIB:DIVISIONS,...,>:DIVISIONS]`.
+/// Parses one number of divisions for all sizes, or a list `[MIB:DIVISIONS,...,>:DIVISIONS]`.
 ///
-/// The first key of a list also fills the entries below it. Entries between two keys stay 0.
+/// The first key of a list also sets the entries below it. Entries between two keys stay 0.
 fn divisions(tokens: &mut Tokens<'_>, key: &str, rules: Rules) -> Result<[u64; ENTRIES], SettingsError> {
     const EXPECTED: &str = "0, a power of two, or a list such as [256:1,512:2,>:4]";
     tokens.expect(":")?;

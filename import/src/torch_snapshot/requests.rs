@@ -1,7 +1,8 @@
-//! What a program asked of PyTorch's allocator on one device, as the history of a snapshot has it: input of a replay.
+//! Extracts the requests of a program to PyTorch's allocator on one device from the history of a snapshot, for a replay.
 //!
-//! The history has no calls of `empty_cache` and no private pool's end. Both show where segments were given back: for a request
-//! that had no memory, a segment or an out-of-memory entry follows; after `empty_cache` something else does.
+//! The history does not contain calls of `empty_cache` and ends of private pools. They are inferred from entries that return
+//! segments to the driver. If a new segment or an out-of-memory entry follows, the request that needed memory may be the cause.
+//! Otherwise it was `empty_cache`.
 
 use super::arena::{Arena, Ref};
 use super::model::{Action, Event as Entry, Snapshot};
@@ -9,38 +10,38 @@ use super::stack::Stacks;
 use gpumem_replay::{Event, PoolId, RequestId};
 use std::collections::{BTreeSet, HashMap};
 
-/// Requests of a program on one device, with what its allocator did.
+/// Requests of a program on one device, and how its allocator served them.
 #[derive(Debug, Default)]
 pub struct Requests {
-    /// The events, in order.
+    /// Requests, frees and inferred calls of the program, the oldest first.
     pub events: Vec<Event>,
     /// Time of each event in microseconds since 1970; 0 if unknown.
     pub times_us: Vec<u64>,
-    /// Python frames of each event.
+    /// Python stack of each event.
     frames: Vec<Ref>,
     arena: Arena,
-    /// Number and bytes of requests that are older than the history. They stand at the begin of the events.
+    /// Number and bytes of requests that were made before the history began. They are the first of `events`.
     pub older: (u64, u64),
     /// Text of PYTORCH_CUDA_ALLOC_CONF, if the snapshot has it.
     pub settings: String,
-    /// The history names the pool of each request (PyTorch 2.12 and later).
+    /// Whether the history states the pool of each request (PyTorch 2.12 and later).
     pub names_pools: bool,
-    /// There are segments of private pools: of CUDA graphs, or of `MemPool`.
+    /// Whether some segments belong to private pools: of CUDA graphs, or of `MemPool`.
     pub has_private_pools: bool,
-    /// Numbers of the events before which memory was given back, perhaps for the request that follows.
+    /// Indices of the events before which memory was returned to the driver, either for the next request or by `empty_cache`.
     pub uncertain_releases: Vec<usize>,
-    /// Number of frees without a request.
+    /// Number of frees of memory whose request is unknown.
     pub odd: u64,
-    /// Bytes of segments, at most and at the begin.
+    /// Bytes of segments: the maximum, and the value at the begin of the history.
     pub reserved: (u64, u64),
-    /// Number of driver calls that brought memory, and that gave it back.
+    /// Number of driver calls that allocated memory, and number of those that freed memory.
     pub driver_calls: (u64, u64),
-    /// Bytes that PyTorch could have had when a request failed for the first time: its own and the device's free bytes.
+    /// Bytes available to PyTorch at the first failed request: its own segments and the device's free bytes.
     pub capacity: Option<u64>,
 }
 
 impl Requests {
-    /// Adds a call of `empty_cache` wherever memory may have been given back by one.
+    /// Inserts a call of `empty_cache` at each of `uncertain_releases`.
     pub fn with_uncertain_releases(mut self) -> Self {
         let mut releases = std::mem::take(&mut self.uncertain_releases).into_iter().peekable();
         let (times_us, frames) = (std::mem::take(&mut self.times_us), std::mem::take(&mut self.frames));
@@ -63,13 +64,13 @@ impl Requests {
     }
 }
 
-/// Collects the events.
+/// Collects the events in order.
 #[derive(Default)]
 struct Collector {
     requests: Requests,
     live: HashMap<u64, RequestId>,
     next: RequestId,
-    /// Private pool of the last request.
+    /// Private pool of the last request; 0 for the default pool.
     scope: PoolId,
     time_us: u64,
     frames: Ref,
@@ -83,7 +84,7 @@ impl Collector {
     }
 
     fn request(&mut self, entry: &Entry, has_failed: bool) {
-        // A private pool serves a capture as a rule: its requests are taken as part of one.
+        // A private pool usually serves the capture of a CUDA graph, so its requests are treated as part of a capture.
         if entry.pool != self.scope {
             if self.scope != 0 {
                 self.push(Event::ScopeEnds { pool: self.scope });
@@ -101,7 +102,7 @@ impl Collector {
         }
     }
 
-    /// Adds the end of a run of entries by which memory was given back. `next`: the entry after them.
+    /// Adds the events for `run`, consecutive entries that return memory to the driver. `next` is the entry after them.
     fn given_back(&mut self, run: &[Entry], next: Option<&Entry>) {
         let needs_memory =
             |entry: &Entry| matches!(entry.action, Action::SegmentAlloc | Action::SegmentMap | Action::Oom);
@@ -117,7 +118,7 @@ impl Collector {
     }
 }
 
-/// Returns the requests on a device, oldest first.
+/// Returns the requests on a device, the oldest first.
 pub(super) fn of(arena: Arena, snapshot: &Snapshot, device: u8) -> Requests {
     let none = Vec::new();
     let trace = snapshot.traces.get(usize::from(device)).unwrap_or(&none);
@@ -167,7 +168,7 @@ pub(super) fn of(arena: Arena, snapshot: &Snapshot, device: u8) -> Requests {
     Requests { arena, ..collector.requests }
 }
 
-/// Adds the requests that are older than the history: blocks that it frees, and blocks of the snapshot that it does not allocate.
+/// Adds requests from before the history: of blocks that it frees, and of blocks in the snapshot, whose allocation it lacks.
 fn older(collector: &mut Collector, snapshot: &Snapshot, device: u8, trace: &[Entry]) {
     let mut known = BTreeSet::new();
     let mut found = Vec::new();
@@ -194,7 +195,7 @@ fn older(collector: &mut Collector, snapshot: &Snapshot, device: u8, trace: &[En
     }
 }
 
-/// Computes what the allocator had from the driver. `end`: its bytes at the end of the history.
+/// Computes the bytes of segments and the driver calls. `end` is the bytes of segments at the end of the history.
 fn reserved(requests: &mut Requests, end: u64, trace: &[Entry]) {
     let change = |entry: &Entry| match entry.action {
         Action::SegmentAlloc | Action::SegmentMap => entry.bytes as i64,

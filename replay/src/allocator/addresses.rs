@@ -1,22 +1,23 @@
-//! Where the driver puts segments: an assumption, which matters only for releases that order equal blocks by address.
+//! Chooses addresses of segments. The driver's choice is unknown; it matters only for releases that order equal blocks by
+//! address.
 
 use std::collections::BTreeMap;
 
 /// How the driver chooses the address of a segment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SegmentAddresses {
-    /// Always above all earlier ones.
+    /// Each segment above all earlier ones.
     #[default]
     Rising,
-    /// Always below all earlier ones.
+    /// Each segment below all earlier ones.
     Falling,
-    /// The lowest free range that is large enough.
+    /// Each segment in the lowest free range that is large enough.
     LowestFree,
 }
 
-/// Alignment of segments.
+/// Alignment of segments in bytes.
 const ALIGN: u64 = 2 << 20;
-/// Begin of the segments; ranges of expandable segments begin above.
+/// Lowest address of segments. Address ranges of expandable segments begin at `RANGES`.
 const BASE: u64 = 1 << 40;
 const RANGES: u64 = 1 << 50;
 
@@ -25,7 +26,7 @@ pub(crate) struct AddressSpace {
     choice: SegmentAddresses,
     next: u64,
     next_range: u64,
-    /// Free ranges below `next`: their begin and length.
+    /// Free address ranges below `next`: first address and length in bytes.
     free: BTreeMap<u64, u64>,
 }
 
@@ -72,7 +73,7 @@ impl AddressSpace {
         self.free.insert(address, bytes);
     }
 
-    /// Returns the begin of an address range for an expandable segment.
+    /// Returns the first address of a new range of `bytes` for an expandable segment.
     pub(crate) fn range(&mut self, bytes: u64) -> u64 {
         self.next_range += bytes;
         self.next_range - bytes

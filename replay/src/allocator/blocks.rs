@@ -3,33 +3,33 @@
 use crate::event::StreamId;
 use std::ops::{Index, IndexMut};
 
-/// Number of an entry of a [`Slab`].
+/// Index of an entry in a [`Slab`].
 pub(crate) type Number = u32;
-/// No neighbour.
+/// Stands for a neighbour that does not exist.
 pub(crate) const NONE: Number = Number::MAX;
 
-/// One of the two pools of a pair.
+/// Refers to the small or the large pool of a [`Pair`](super::pools::Pair).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PoolRef {
-    /// Index of the pair.
+    /// Index in `Allocator::pairs`.
     pub(crate) pair: usize,
     pub(crate) is_large: bool,
 }
 
-/// A part of a segment.
+/// A contiguous part of a segment: one allocation, or free or unmapped memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Block {
     pub(crate) segment: Number,
     pub(crate) address: u64,
     pub(crate) bytes: u64,
-    /// Bytes that the program asked for.
+    /// Bytes that the program requested; `bytes` is this after rounding.
     pub(crate) requested: u64,
-    /// Neighbours in the segment.
+    /// Adjacent blocks of the segment; [`NONE`] if there is none.
     pub(crate) left: Number,
     pub(crate) right: Number,
-    /// Rises with each block that is made.
+    /// Creation number of the block; later blocks have greater ones.
     pub(crate) order: u64,
-    /// Searches of the pool when the block became free.
+    /// Value of the pool's `searches` when the block became free; shows for how long it has been unused.
     pub(crate) searches: u64,
     pub(crate) pool: PoolRef,
     pub(crate) stream: StreamId,
@@ -39,10 +39,10 @@ pub(crate) struct Block {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     Free,
-    /// Part of an expandable segment without memory.
+    /// Address range of an expandable segment to which no memory is mapped.
     Unmapped,
     Allocated,
-    /// Freed by the program, while another stream may still use the memory.
+    /// Freed by the program, but another stream may still use the memory.
     Pending,
 }
 
@@ -51,12 +51,12 @@ pub(crate) enum State {
 pub(crate) struct Segment {
     pub(crate) address: u64,
     pub(crate) bytes: u64,
-    /// Rises with each segment that is made.
+    /// Creation number of the segment; later segments have greater ones.
     pub(crate) order: u64,
     pub(crate) is_expandable: bool,
 }
 
-/// Entries with numbers that are used again.
+/// A list whose entries keep their index; the index of a removed entry is used for a later one.
 #[derive(Clone, Debug)]
 pub(crate) struct Slab<T> {
     entries: Vec<T>,
@@ -79,7 +79,7 @@ impl<T> Slab<T> {
         self.entries.len() as Number - 1
     }
 
-    /// The entry stays readable until its number is used again.
+    /// Frees the index of an entry. The entry stays readable until the index is used again.
     pub(crate) fn remove(&mut self, number: Number) {
         self.unused.push(number);
     }

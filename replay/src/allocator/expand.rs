@@ -1,15 +1,15 @@
-//! Expandable segments: a reserved range of addresses, of which pages are mapped when they are needed.
+//! Expandable segments: each reserves a range of addresses and maps memory to its pages as needed.
 
 use super::blocks::{Block, NONE, PoolRef, State};
 use super::{Allocator, Number, SMALL_SEGMENT, Wanted};
 
 impl Allocator {
-    /// Bytes of a page of a pool's expandable segments.
+    /// Returns the page size of a pool's expandable segments, in bytes.
     fn page(&self, pool: PoolRef) -> u64 {
         if pool.is_large { self.settings.large_segment_bytes } else { SMALL_SEGMENT }
     }
 
-    /// Makes a block of at least the wanted size, by mapping pages after a free block or at the begin of unmapped memory.
+    /// Makes a free block of at least the wanted size by mapping pages after a free block, or at the begin of unmapped memory.
     pub(super) fn expand(&mut self, wanted: &Wanted) -> Option<Number> {
         let mut block = self.room_to_expand(wanted);
         if self.blocks[block].state == State::Unmapped {
@@ -24,7 +24,8 @@ impl Allocator {
         Some(block)
     }
 
-    /// Returns the first of adjacent free and unmapped blocks that together have the wanted size.
+    /// Returns the first of several adjacent free and unmapped blocks that together have the wanted size. Reserves a range if
+    /// needed.
     fn room_to_expand(&mut self, wanted: &Wanted) -> Number {
         let is_usable = |number: Number| {
             number != NONE && matches!(self.blocks[number].state, State::Free | State::Unmapped)
@@ -50,7 +51,7 @@ impl Allocator {
         block
     }
 
-    /// Maps pages at the begin of an unmapped block. Fails without memory for all of them.
+    /// Maps pages for `bytes` at the begin of an unmapped block. Returns `None` if the device lacks the memory.
     fn map(&mut self, number: Number, bytes: u64) -> Option<()> {
         let bytes = bytes.next_multiple_of(self.page(self.blocks[number].pool));
         if !self.has_room(bytes) {
@@ -79,7 +80,7 @@ impl Allocator {
         Some(())
     }
 
-    /// Gives back the whole pages of a free block of an expandable segment.
+    /// Unmaps all whole pages within a free block of an expandable segment.
     pub(super) fn unmap(&mut self, number: Number) {
         let block = self.blocks[number];
         let page = self.page(block.pool);

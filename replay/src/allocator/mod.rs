@@ -1,4 +1,5 @@
-//! The caching allocator of one device: free blocks are found by best fit, split, and merged again when they are freed.
+//! Model of the caching allocator of one device. It serves a request from the smallest free block that fits, splits this block,
+//! and merges blocks when they are freed.
 
 mod addresses;
 mod blocks;
@@ -18,35 +19,35 @@ use blocks::{Block, NONE, PoolRef, Segment, Slab, State};
 use foldhash::HashMap;
 use pools::{Key, Pair, Pool};
 
-/// Largest rounded size that the small pool serves.
+/// Maximum size of a request, after rounding, that the small pool serves.
 const SMALL: u64 = MIB;
-/// Bytes of a segment, or page, of the small pool.
+/// Size in bytes of a segment of the small pool, or of a page of its expandable segments.
 const SMALL_SEGMENT: u64 = 2 * MIB;
-/// Rounded size from which on a segment is made for one request.
+/// Size from which a request, after rounding, gets a segment made for it.
 const OWN_SEGMENT: u64 = 10 * MIB;
-/// Such a segment is a multiple of this.
+/// The size of a segment made for one request is a multiple of this.
 const OWN_SEGMENT_STEP: u64 = 2 * MIB;
-/// Smallest rest that is split off in the small pool and with expandable segments.
+/// In the small pool and with expandable segments, at least this many bytes must remain for a block to be split.
 const LEAST_REST: u64 = 512;
-/// Smallest rest that is not split off in the large pool is larger than this.
+/// In other cases, more than this many bytes must remain for a block to be split.
 const KEPT_REST: u64 = MIB;
 
-/// A request, after rounding.
+/// A request after rounding.
 #[derive(Clone, Copy, Debug)]
 struct Wanted {
     bytes: u64,
     stream: StreamId,
-    /// Pool that serves it.
+    /// Pool that serves the request.
     pool: PoolRef,
-    /// Bytes that the driver would be asked for.
+    /// Bytes to request from the driver if no free block fits.
     segment_bytes: u64,
 }
 
-/// Result of asking the driver for memory.
+/// Result of requesting memory from the driver.
 enum Grown {
     Block(Number),
     Failed,
-    /// Not asked, and nothing is to be released first (`throw_on_cudamalloc_oom`).
+    /// The request fails at once, without a driver call and without releasing memory first (`throw_on_cudamalloc_oom`).
     Rejected,
 }
 
@@ -55,21 +56,21 @@ pub(crate) struct Allocator {
     rules: Rules,
     settings: Settings,
     device: Device,
-    /// Bytes that the process may reserve.
+    /// Maximum number of bytes that the process may reserve; `None` for no limit.
     allowed: Option<u64>,
-    /// Reserved bytes above which free segments are given back.
+    /// Reserved bytes above which unused segments are returned to the driver; `None` if never.
     collection_limit: Option<u64>,
     blocks: Slab<Block>,
     segments: Slab<Segment>,
     pairs: Vec<Pair>,
-    /// Indices in `pairs`.
+    /// Index in `pairs` of each private pool.
     pair_of: HashMap<PoolId, usize>,
-    /// Pools of the open scopes.
+    /// Private pools to which requests currently go (captures and `use_mem_pool`).
     scopes: Vec<PoolId>,
-    /// Blocks that wait for other streams, in the order of their frees.
+    /// Blocks that were freed but that other streams may still use, in the order of their frees.
     pending: Vec<(RequestId, Number)>,
     addresses: AddressSpace,
-    /// Number of blocks and segments that were made.
+    /// Number of blocks and segments created so far.
     made: u64,
     pub(crate) figures: Figures,
 }
@@ -141,7 +142,7 @@ impl Allocator {
         }
     }
 
-    /// Whether everything free may not be released for a request of this pool.
+    /// Returns whether the cache must not be released for a request of this pool.
     fn is_captured(&self, pool: PoolId) -> bool {
         if !self.rules.user_pools_release {
             return !self.scopes.is_empty();
@@ -149,7 +150,7 @@ impl Allocator {
         self.scopes.contains(&pool) && self.pairs[self.pair_of[&pool]].kind == Some(PoolKind::Graph)
     }
 
-    /// Serves a request. `event` is its number, for the report of a failure.
+    /// Serves a request. `event` is the number of its event, for the report of a failure.
     pub(crate) fn request(
         &mut self,
         bytes: u64,
@@ -192,7 +193,7 @@ impl Allocator {
         Ok(block)
     }
 
-    /// Takes the best free block for a request out of its pool.
+    /// Removes the best free block for a request from its pool and returns it; `None` if no block fits.
     fn find(&mut self, wanted: &Wanted) -> Option<Number> {
         if self.collection_limit.is_some() {
             self.pool_mut(wanted.pool).searches += 1;
@@ -201,7 +202,7 @@ impl Allocator {
         let mut key = pool.best(wanted.stream, wanted.bytes)?;
         let is_expandable = |key: &Key| self.segments[self.blocks[key.block].segment].is_expandable;
         if is_expandable(&key) && self.settings.expandable_segments {
-            // A block at the end of the mapped memory counts as large as it can become.
+            // Size that the block would have if the unmapped memory after it were mapped.
             let reach = |key: &Key| {
                 let right = self.blocks[key.block].right;
                 let more = right != NONE && self.blocks[right].state == State::Unmapped;
@@ -230,7 +231,8 @@ impl Allocator {
         Some(key.block)
     }
 
-    /// Gets memory for a request that no free block can serve: from the driver, if need be after others were given back.
+    /// Gets memory from the driver for a request that no free block fits. If the driver has too little, releases free memory and
+    /// retries.
     fn obtain(&mut self, wanted: &Wanted, pool: PoolId) -> Option<Number> {
         self.collect();
         match self.grow(wanted) {
@@ -264,7 +266,7 @@ impl Allocator {
         }
     }
 
-    /// Asks the driver for a segment, or maps more of an expandable one.
+    /// Requests a new segment from the driver, or maps more pages of an expandable segment.
     fn grow(&mut self, wanted: &Wanted) -> Grown {
         let needed = self.figures.reserved.now + wanted.segment_bytes;
         if self.allowed.is_some_and(|allowed| needed > allowed) {
@@ -283,7 +285,7 @@ impl Allocator {
         block.map_or(Grown::Failed, Grown::Block)
     }
 
-    /// Whether the device has so many bytes more.
+    /// Returns whether the device has `bytes` more free bytes.
     fn has_room(&self, bytes: u64) -> bool {
         self.figures.reserved.now + self.device.other_bytes + bytes <= self.device.total_bytes
     }
@@ -300,7 +302,7 @@ impl Allocator {
         Some(self.begin_segment(wanted, address, bytes, State::Free))
     }
 
-    /// Makes a segment with one block, which is in no pool's set yet.
+    /// Makes a segment with one block. The block is not in the pool's set of free blocks yet.
     fn begin_segment(&mut self, wanted: &Wanted, address: u64, bytes: u64, state: State) -> Number {
         self.made += 1;
         let is_expandable = state == State::Unmapped;
@@ -335,7 +337,7 @@ impl Allocator {
         number
     }
 
-    /// Gives the program a block that is in no pool's set, and splits the rest off if the rules say so.
+    /// Assigns the block `found`, which is not in a pool's set, to the program. Splits it if the rules say so.
     fn hand_out(&mut self, found: Number, wanted: &Wanted, requested: u64) -> Number {
         let block = &self.blocks[found];
         let rest = block.bytes - wanted.bytes;
@@ -367,7 +369,7 @@ impl Allocator {
         number
     }
 
-    /// Frees a request's block. `pending`: its name, if other streams may still use the memory.
+    /// Frees the block of a request. `pending` is the request's id if other streams may still use the memory.
     pub(crate) fn free(&mut self, number: Number, pending: Option<RequestId>) {
         self.figures.allocated.remove(self.blocks[number].bytes);
         match pending {
@@ -379,7 +381,7 @@ impl Allocator {
         }
     }
 
-    /// Makes the memory of a pending free available, unless a release has done so already.
+    /// Makes the memory of a pending free available, unless `empty_cache` has done so already.
     pub(crate) fn return_pending(&mut self, id: RequestId) {
         if let Some(place) = self.pending.iter().position(|(pending, _)| *pending == id) {
             let (_, number) = self.pending.remove(place);
@@ -397,7 +399,7 @@ impl Allocator {
         self.insert_free(number);
     }
 
-    /// Merges a block that is in no set with its neighbours of the same state. It keeps its number.
+    /// Merges a block with adjacent blocks of the same state. The block must not be in a pool's set; it keeps its number.
     fn merge(&mut self, number: Number) {
         let state = self.blocks[number].state;
         for is_left in [true, false] {

@@ -1,4 +1,4 @@
-//! Pools of free blocks.
+//! Pools of free blocks, sorted for the best fit.
 
 use super::blocks::{Block, Number, Segment, Slab};
 use crate::event::{PoolKind, StreamId};
@@ -6,12 +6,12 @@ use crate::release::TieBreak;
 use std::collections::BTreeSet;
 use std::ops::Bound;
 
-/// Place of a free block in its pool: the order of the best fit.
+/// Sort key of a free block in its pool: by stream, by size, then by age or address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Key {
     pub(crate) stream: StreamId,
     pub(crate) bytes: u64,
-    /// Order of blocks with equal stream and size.
+    /// Sort key of blocks with equal stream and size, see [`TieBreak`].
     ties: (u64, u64),
     pub(crate) block: Number,
 }
@@ -26,19 +26,19 @@ impl Key {
         Key { stream: block.stream, bytes: block.bytes, ties, block: number }
     }
 
-    /// Returns a key before all blocks of the stream that have at least this size.
+    /// Returns a key that sorts before all blocks of the stream with at least this size.
     fn least(stream: StreamId, bytes: u64) -> Self {
         Key { stream, bytes, ties: (0, 0), block: 0 }
     }
 }
 
-/// Free blocks of one size class.
+/// Free and unmapped blocks of one size class, small or large.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Pool {
     pub(crate) free: BTreeSet<Key>,
-    /// Stream, address and number of blocks without memory.
+    /// Unmapped blocks of expandable segments, as (stream, address, number of the block).
     pub(crate) unmapped: BTreeSet<(StreamId, u64, Number)>,
-    /// Number of searches, while the collection is on.
+    /// Number of searches of this pool so far; counted only if unused segments are returned (`collection_limit`).
     pub(crate) searches: u64,
 }
 
@@ -60,16 +60,16 @@ impl Pool {
     }
 }
 
-/// The small and the large pool of the process, of a graph, or of a `MemPool`.
+/// The small and the large pool that belong together: of the process, of a graph, or of a `MemPool`.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Pair {
     /// The small and the large pool.
     pub(crate) pools: [Pool; 2],
-    /// `None` for the pair that every process has.
+    /// Kind of a private pool; `None` for the default pools of the process.
     pub(crate) kind: Option<PoolKind>,
-    /// Number of segments.
+    /// Number of segments in both pools.
     pub(crate) segments: u64,
-    /// The graphs or the object that the pair belongs to are gone.
+    /// Whether the graphs or the `MemPool` object that used the pools no longer exist.
     pub(crate) has_ended: bool,
 }
 

@@ -1,12 +1,12 @@
-//! Giving memory back to the driver: everything free, the largest blocks, or those that were not used for long.
+//! Returns memory to the driver: all free memory, the largest blocks, or segments that have been unused for long.
 
 use super::blocks::{NONE, Number, PoolRef};
 use super::{Allocator, Wanted};
 use crate::event::PoolId;
 
 impl Allocator {
-    /// Gives back everything free, after all streams have ended their work. With `pool`, only of that private pool, and only if
-    /// it has ended.
+    /// Returns all free memory to the driver, after all streams have ended their work. With `pool`, only that of this private
+    /// pool, and only if it has ended.
     pub(crate) fn empty_cache(&mut self, pool: Option<PoolId>) {
         if let Some(pool) = pool {
             match self.pair_of.get(&pool) {
@@ -26,7 +26,7 @@ impl Allocator {
         }
     }
 
-    /// Gives back what is free in the pools of one pair.
+    /// Returns the free memory of a pair of pools to the driver.
     pub(super) fn release_pair(&mut self, pair: usize) {
         for is_large in [true, false] {
             let free: Vec<Number> =
@@ -41,7 +41,7 @@ impl Allocator {
         }
     }
 
-    /// Gives a segment back if a free block is all of it; returns the bytes.
+    /// Returns a segment to the driver if this free block fills it. Returns the segment's bytes, else 0.
     fn release_segment(&mut self, number: Number) -> u64 {
         let block = &self.blocks[number];
         if block.left != NONE || block.right != NONE {
@@ -56,7 +56,7 @@ impl Allocator {
         bytes
     }
 
-    /// Forgets a segment with its only block, which is in no set.
+    /// Removes a segment and its only block, which must not be in a pool's set.
     pub(super) fn end_segment(&mut self, number: Number) {
         let (segment, pair) = (self.blocks[number].segment, self.blocks[number].pool.pair);
         let range = &self.segments[segment];
@@ -68,7 +68,7 @@ impl Allocator {
         self.pairs[pair].segments -= 1;
     }
 
-    /// Gives back blocks of at least `max_split_bytes` until a request fits; returns whether it may.
+    /// Returns free blocks of at least `max_split_bytes` to the driver for a request; returns whether they are enough.
     pub(super) fn release_oversize(&mut self, wanted: &Wanted) -> bool {
         let Some(max_split) = self.settings.max_split_bytes else { return false };
         let needed = wanted.bytes.max(max_split);
@@ -99,7 +99,7 @@ impl Allocator {
         released >= needed
     }
 
-    /// Gives back whole segments of the default large pool that were not used for long, if too much is reserved.
+    /// Returns free segments of the default large pool that have been unused for long, if reserved bytes exceed the limit.
     pub(super) fn collect(&mut self) {
         let Some(limit) = self.collection_limit else { return };
         let Some(excess) = self.figures.reserved.now.checked_sub(limit).filter(|excess| *excess > 0) else {

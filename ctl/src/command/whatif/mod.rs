@@ -1,4 +1,4 @@
-//! `gpumemctl whatif FILE`: what PyTorch's allocator would have reserved under other settings.
+//! `gpumemctl whatif FILE`: computes how much memory PyTorch's allocator would have reserved under other settings.
 
 mod show;
 mod trials;
@@ -12,7 +12,7 @@ use gpumem_replay::{Release, Settings};
 use gpumem_runs::input::Input;
 use trials::{Recorded, Trial};
 
-/// Settings that are tried if none are named: for fragmentation, for sizes that change from step to step, and both.
+/// Settings that are tried if the user names none: against fragmentation, for sizes that change from step to step, and both.
 const SWEEP: [&str; 7] = [
     "expandable_segments:True",
     "max_split_size_mb:128",
@@ -25,7 +25,7 @@ const SWEEP: [&str; 7] = [
 
 pub(crate) fn run(args: &WhatIf) -> Result<()> {
     let requests = torch_snapshot::requests(Input::open(&args.file)?, args.gpu)?;
-    // The history names pools from 2.12 on.
+    // Histories state the pool of a request from PyTorch 2.12 on.
     let newest = if requests.names_pools { Release::LAST } else { Release::new(11) };
     let release = args.torch.unwrap_or(newest);
     let recorded = Recorded::new(requests, release)?;
@@ -41,7 +41,7 @@ pub(crate) fn run(args: &WhatIf) -> Result<()> {
     if set.is_empty() || args.sweep {
         for text in SWEEP {
             let merged = merged(&base, text);
-            // This release may not have the setting.
+            // Settings that this release does not have are not tried.
             if let Ok(settings) = Settings::parse(&merged, release) {
                 trials.push(Trial::new(join(&set, text), merged, settings));
             }
@@ -64,7 +64,7 @@ fn join(first: &str, second: &str) -> String {
     if first.is_empty() { second.to_owned() } else { format!("{first},{second}") }
 }
 
-/// Returns the recorded settings text with the keys of another one in place of its own.
+/// Returns the recorded settings text, with the keys in `changes` replaced or added.
 fn merged(recorded: &str, changes: &str) -> String {
     let key = |part: &str| part.split(':').next().unwrap_or("").trim().to_owned();
     let changed: Vec<String> = parts(changes).into_iter().map(key).collect();

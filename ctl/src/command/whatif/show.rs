@@ -1,4 +1,4 @@
-//! The result as text and as JSON.
+//! Formats the result as text and as JSON.
 
 use super::trials::{Recorded, Trial};
 use gpumem_model::escape::{self, escape};
@@ -8,17 +8,17 @@ use gpumem_report::table::Table;
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// Version of the JSON form.
+/// Version of the JSON document.
 const SCHEMA: u32 = 1;
 
 pub(super) struct Shown<'a> {
     pub(super) recorded: &'a Recorded,
-    /// Best first.
+    /// Replays under other settings, the best first.
     pub(super) trials: &'a [Trial],
     pub(super) file: &'a Path,
     pub(super) release: Release,
     pub(super) gpu: Option<u8>,
-    /// Memory that was given on the command line.
+    /// Device memory in bytes that the user assumes; `None` for that of the recording.
     pub(super) memory: Option<u64>,
 }
 
@@ -78,7 +78,7 @@ impl Shown<'_> {
         }
     }
 
-    /// Returns the settings of a row, and how its replay ended.
+    /// Returns the settings of a replay, and how the replay ended.
     fn name(&self, trial: &Trial) -> String {
         let name = match (std::ptr::eq(trial, &self.recorded.own), trial.text.is_empty()) {
             (true, true) => "as recorded (default settings)".to_owned(),
@@ -95,7 +95,7 @@ impl Shown<'_> {
         }
     }
 
-    /// Returns the time of a replay's end after the recording's begin, and the line of the program.
+    /// Returns the time from the recording's begin to the replay's end, and the program's line that made the last request.
     fn end(&self, trial: &Trial) -> (String, String) {
         let requests = &self.recorded.requests;
         let event = trial.ended_at.or(trial.figures.failure.map(|failure| failure.event as usize));
@@ -114,7 +114,7 @@ impl Shown<'_> {
         let Some(best) = self.trials.first() else {
             return "This release has none of the settings that are tried.".into();
         };
-        // Releases from 2.10 on prefer the new name, and read both.
+        // Releases from 2.10 on read both variables, and prefer the new name.
         let variable =
             if self.release >= Release::new(10) { "PYTORCH_ALLOC_CONF" } else { "PYTORCH_CUDA_ALLOC_CONF" };
         let line = format!("{variable}={}", escape(&best.text));

@@ -1,4 +1,4 @@
-//! Replays of a recording under several settings, and the check that the replay of its own settings repeats what happened.
+//! Replays a recording under several settings, and checks that a replay under its own settings reproduces it.
 
 use crate::exit::Kind;
 use anyhow::Result;
@@ -6,18 +6,18 @@ use gpumem_import::torch_snapshot::Requests;
 use gpumem_replay::{Device, EventReturn, Figures, Options, Release, Replay, SegmentAddresses, Settings};
 use std::cmp::Reverse;
 
-/// Bytes of a device whose size is unknown: no request fails.
+/// Assumed size in bytes of a device of unknown size: no request fails.
 const UNLIMITED: u64 = 1 << 48;
 
-/// Settings, and what the allocator would have done under them.
+/// Settings, and the figures of the replay under them.
 pub(super) struct Trial {
-    /// What differs from the recorded settings.
+    /// Settings that differ from the recorded ones, as text.
     pub(super) changes: String,
-    /// The whole text of the settings.
+    /// All settings, as text.
     pub(super) text: String,
     settings: Settings,
     pub(super) figures: Figures,
-    /// Number of the event at which the replay ended: a request without memory, or one that has memory only here.
+    /// Number of the event at which the replay ended: a request that failed only here, or only in the recording.
     pub(super) ended_at: Option<usize>,
 }
 
@@ -26,12 +26,12 @@ impl Trial {
         Trial { changes, text, settings, figures: Figures::default(), ended_at: None }
     }
 
-    /// Whether a request had no memory.
+    /// Returns whether a request failed for lack of memory.
     pub(super) fn fails(&self) -> bool {
         self.figures.failure.is_some()
     }
 
-    /// Best first: those that fit, or fail last; then the lowest peak, the fewest driver calls, the shortest text.
+    /// Returns the sort key, the best first: no or late failure; then lowest peak, fewest driver calls, shortest text.
     pub(super) fn rank(&self) -> impl Ord + use<> {
         let figures = &self.figures;
         let failed_at = figures.failure.map_or(u64::MAX, |failure| failure.event);
@@ -60,17 +60,17 @@ impl Trial {
     }
 }
 
-/// A recording with the replay of its own settings.
+/// A recording, and its replay under the recorded settings.
 pub(super) struct Recorded {
     pub(super) requests: Requests,
     pub(super) own: Trial,
-    /// The replay has the recorded peak and number of driver calls.
+    /// Whether the replay has the recorded peak and numbers of driver calls.
     pub(super) is_exact: bool,
 }
 
 impl Recorded {
-    /// Replays the recorded settings. A release of memory directly before a request that needed some may have been the request's
-    /// own, or the program's `empty_cache()`: the reading that repeats the recording counts.
+    /// Replays the recorded settings. Memory that was returned to the driver directly before a request may have been returned for
+    /// it, or by `empty_cache()`. The second is assumed if the first does not reproduce the recording.
     pub(super) fn new(requests: Requests, release: Release) -> Result<Self> {
         let text = requests.settings.clone();
         let settings = Settings::parse(&text, release).map_err(|error| {
@@ -93,7 +93,7 @@ impl Recorded {
         read(first.requests.with_uncertain_releases())
     }
 
-    /// Replays other settings, each on a thread of its own.
+    /// Replays other settings, on several threads.
     pub(super) fn replay(&self, trials: &mut [Trial], release: Release, memory: Option<u64>) -> Result<()> {
         let total_bytes = memory.or(self.requests.capacity).unwrap_or(UNLIMITED);
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
