@@ -100,7 +100,7 @@ fn fill_file(path: &Path, write: WriteDocument<'_>, force: bool) -> Result<()> {
     match renameat_with(CWD, &temporary.0, CWD, &target, RenameFlags::NOREPLACE) {
         Ok(()) => Ok(()),
         Err(rustix::io::Errno::EXIST) => Err(exists()),
-        // The file system does not support NOREPLACE. The target did not exist at the check above.
+        // The file system does not support NOREPLACE. The target did not exist at the check above, so it is renamed without.
         Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOSYS) => Ok(fs::rename(&temporary.0, &target)?),
         Err(error) => Err(io::Error::from(error).into()),
     }

@@ -52,7 +52,7 @@ impl Rejects {
 /// Emits records of the host (devices, NVML readings), and caveats (notes for readers of the run) about the file.
 pub(super) struct Feed<'s> {
     pub sink: &'s mut dyn Sink,
-    /// Time of the next record; a line number if the file has no clock.
+    /// Time of the next record in ns; a line number if the file has no clock.
     pub time_ns: u64,
     pub rejects: Rejects,
     /// Slots of the devices for which a device record was emitted. A slot is the number of a device in records.

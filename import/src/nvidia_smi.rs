@@ -141,7 +141,7 @@ struct Log {
     readings: u64,
     /// Number of readings with a time before that of an earlier reading.
     backwards: u64,
-    /// Whether a row does not identify its GPU.
+    /// Whether some row did not identify its GPU.
     nameless: bool,
 }
 

@@ -35,7 +35,7 @@ impl WindowSink<'_> {
 impl Sink for WindowSink<'_> {
     fn observe(&mut self, origin: Origin, record: &Record<'_>) {
         let time_ns = record.stamp.time_ns;
-        // Records that name things may come after the window and be needed for records in it.
+        // Records that define names (such as tags) may follow the window although records within it need them.
         let is_name = matches!(
             record.body,
             Body::Tag { .. }

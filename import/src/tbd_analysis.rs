@@ -142,7 +142,7 @@ impl<'de> Visitor<'de> for &mut Analysis<'_, '_> {
     }
 }
 
-/// The value of a category.
+/// Value of a category in the file: its bytes, and what its tags have in common.
 #[derive(Deserialize)]
 #[serde(expecting = "[bytes, [tags]]")]
 struct Category(f64, Tags);

@@ -36,11 +36,11 @@ pub(super) fn looks_like(head: &[u8]) -> bool {
 
 #[derive(Debug)]
 struct Columns {
-    /// Number of columns.
+    /// Number of columns in the file.
     count: usize,
-    /// Columns of epoch, iteration, peak_cached, current_cached.
+    /// Indices of the columns epoch, iteration, peak_cached, current_cached.
     keys: [usize; 4],
-    /// Columns of [`TOTALS`].
+    /// Indices of the columns of [`TOTALS`]; `None` for a missing column.
     totals: [Option<usize>; 4],
     /// Columns of single parameters and their gradients, as (column, index in `totals`, name).
     parts: Vec<(usize, usize, String)>,
@@ -68,7 +68,7 @@ impl Columns {
     }
 }
 
-/// One row.
+/// One row of the file: memory in one iteration.
 struct Row {
     /// Epoch and iteration.
     step: (u64, u64),
@@ -130,7 +130,7 @@ impl Row {
     }
 }
 
-/// A process that writes to the file.
+/// A process that writes rows to the file.
 #[derive(Default)]
 struct Rank {
     process: ProcessFeed,

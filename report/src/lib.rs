@@ -94,7 +94,7 @@ pub struct Report<'r> {
     pub command: String,
     /// Whether tags are hidden because the reader is not permitted to see them.
     hides_tags: bool,
-    /// Category of each cell by layer, by structure, and by tag.
+    /// Category of each cell (memory with one tag, role and so on): by layer, by structure, and by tag.
     categories: [Vec<Option<String>>; 3],
 }
 
@@ -150,7 +150,7 @@ impl Part {
     }
 }
 
-/// Bytes in the two columns of a statement (last moment and peak, or A and B); `None` where unknown.
+/// Bytes in the two columns of a statement (last moment and peak, or runs A and B); `None` where unknown.
 pub type Columns = [Option<i64>; 2];
 
 /// A row of a statement.
@@ -247,7 +247,7 @@ impl<'r> Report<'r> {
         Times::within(self.run, self.window.map(|window| [window.from_ns, window.to_ns]))
     }
 
-    /// Makes a report. Without `by`, groups by layer if any cell has a layer, else by structure if any cell has one, else by tag.
+    /// Makes a report. Without `by`, groups by layer if any cell has a layer, else by structure if any has one, else by tag.
     pub fn new(run: &'r Run, groupings: Groupings, by: Option<GroupBy>) -> Self {
         let by_rules = |rules: &Rules| -> Vec<Option<String>> {
             run.cells.iter().map(|cell| rules.category(cell).map(str::to_owned)).collect()

@@ -41,7 +41,7 @@ pub(crate) fn count_processes(count: usize) -> String {
     thousands(count as u64) + if count == 1 { " process" } else { " processes" }
 }
 
-/// Returns the words whose condition is true, separated by commas: `late, partial`.
+/// Returns those words whose condition is true, separated by commas: `late, partial`.
 pub(crate) fn flags<const N: usize>(words: [(bool, &str); N]) -> String {
     let words = words.into_iter().filter_map(|(is_out_of_memory, word)| is_out_of_memory.then_some(word));
     words.collect::<Vec<_>>().join(", ")

@@ -56,7 +56,7 @@ pub(super) fn line_of(cell: &Cell) -> Option<&str> {
     })
 }
 
-/// Divisor: a source line gets a row if it holds at least 1 / 100 of tracked memory.
+/// Divisor: a source line gets a row if it holds at least this fraction (1 / 100) of tracked memory.
 const LARGE_LINE: i64 = 100;
 const MOST_LINES: usize = 16;
 
@@ -106,7 +106,7 @@ pub(super) fn rolled_up(run: &Run) -> Vec<Option<String>> {
     run.cells.iter().map(path).collect()
 }
 
-/// Returns the depth of the groups' paths, and whether numbers are replaced by `*`.
+/// Returns the depth to which the groups' paths are shortened, and whether numbers in paths are replaced by `*`.
 fn level(paths: &BTreeSet<&str>) -> (usize, bool) {
     let deepest = paths.iter().map(|path| path.split('/').count()).max().unwrap_or(1);
     let groups = |depth: usize, starred: bool| {

@@ -13,7 +13,7 @@ use serde::Serialize;
 
 /// Maximum width of a name in a table, in columns of the terminal; longer paths keep their end.
 const WIDTH: usize = 60;
-/// Maximum width of a name in the report's line; `NAMED` is the maximum number of names there.
+/// Maximum width of a name in the report's line, in columns. `NAMED` is the maximum number of names in that line.
 const SHORT: usize = 24;
 const NAMED: usize = 4;
 const NOTHING: &str = "the program reported no counter, step or range: call gpumem_counter_set or gpumem_step; \

@@ -79,7 +79,8 @@ fn list(device: &Device, times: Times, title: &str, lines: &mut Vec<String>) {
     lines.extend(table.lines());
 }
 
-/// Merges consecutive steps with the same cause and place. The result has the first one's time, and their number in its cause.
+/// Merges consecutive steps with the same cause and place. The result has the first one's time, and its cause contains their
+/// number.
 pub(super) fn grouped(steps: &[UntrackableChange]) -> Vec<UntrackableChange> {
     let grouped = |steps: &[UntrackableChange]| {
         let mut group = steps[0].clone();

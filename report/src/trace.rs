@@ -29,7 +29,7 @@ use serde_json::{Map, Value, json};
 use std::cmp::Reverse;
 use std::io::{self, Write};
 
-/// Maximum number of categories of a counter: the largest ones. The others are summed as one.
+/// Maximum number of categories in a counter event: the largest ones. The others are summed as one.
 const CATEGORIES: usize = 60;
 
 /// An event with its absolute time, which is written as a time since the first event.
@@ -209,7 +209,7 @@ fn ranges(own: &ProgramData, first: u32, events: &mut Vec<Event<'_>>) -> Vec<(u3
     let mut spans: Vec<&Span> = own.spans.iter().collect();
     // Outer ranges come before those nested in them.
     spans.sort_by_key(|Span(_, thread, from_ns, to_ns)| (*thread, *from_ns, Reverse(*to_ns)));
-    // For each row, its thread and the ends of its ranges that are not finished.
+    // For each row, the thread, and the ends of its ranges that enclose the present one.
     let mut rows: Vec<(u32, Vec<u64>)> = Vec::new();
     for &&Span(range, thread, from_ns, to_ns) in &spans {
         let fits = |(of, ends): &mut (u32, Vec<u64>)| {

@@ -57,7 +57,7 @@ impl RunBuilder {
         }
     }
 
-    /// Keeps the device reading with this number, which is now complete.
+    /// Stores the device reading with this number, which is now complete.
     fn note_reading(&mut self, number: u64) {
         let agreed = |device: &DeviceView| device.agreed.filter(|agreed| agreed.number == number);
         let mut devices = self.ledger.devices().iter().enumerate();
@@ -68,7 +68,8 @@ impl RunBuilder {
         let listed = self.ledger.listed(device, number);
         if let Some(reading) = self.readings.entry(device, number) {
             reading.agreed = Some(agreed);
-            // The samples of this reading are not complete before their agents have sent all records up to it. NVML's list is.
+            // The samples of this reading are complete only after their agents have sent all records up to it. NVML's list is
+            // complete now.
             if let Some(listed) = listed {
                 reading.listed = listed.iter().map(|&(key, used)| (Some(used), key)).collect();
             }
@@ -122,8 +123,8 @@ impl RunBuilder {
         self.processes.remove(&key);
     }
 
-    /// Returns the present runs of some processes, sorted by the start of the process. `is_live` states whether more records may
-    /// come.
+    /// Returns runs of some processes in their present state, sorted by the start of the process. `is_live` states whether more
+    /// records may come.
     pub fn runs_of(&mut self, keys: &[ProcessKey], is_live: bool) -> Vec<(ProcessKey, Run)> {
         let keys: HashSet<ProcessKey> = keys.iter().copied().collect();
         let mut runs = self.runs_where(|key| keys.contains(&key), is_live);
@@ -289,7 +290,7 @@ impl RunBuilder {
         // The driver's peak is that of the whole process. It would seem to contradict the peak of a part of its life.
         let is_whole = kept.is_none_or(|kept| kept.before.is_none());
         run_device.details.accounted_peak_bytes = account.accounted_peak_bytes.filter(|_| is_whole);
-        // The series of the device from the time at which its name was unknown is added.
+        // While the device's name was unknown, its values went to a separate series, which is added here.
         let places = [AccountRef::Unnamed(index)].into_iter().chain(account.device.map(AccountRef::Device));
         for series in places.filter_map(|place| kept?.series(place)) {
             run_device.series.absorb(series);

@@ -12,7 +12,7 @@ use std::collections::{HashMap, VecDeque};
 /// Number of readings kept for each device. If an agent is silent, its sample is completed up to half a second after the reading.
 const READINGS: usize = 64;
 
-/// Series and counts of a process.
+/// Values over time (series) of a process, and the numbers of its samples.
 #[derive(Debug, Default)]
 pub(crate) struct ProcessSeries {
     /// Number of samples: NVML readings of the process's memory.

@@ -56,7 +56,7 @@ impl Prometheus {
     }
 
     /// Returns the samples of a query at one time, in s since 1970, or now if `time` is `None`. Fails if the server does not
-    /// answer, is no Prometheus, or refuses the query.
+    /// answer, is not a Prometheus, or refuses the query.
     pub(crate) fn query(&self, query: &str, time: Option<f64>) -> Result<Vec<Sample>> {
         let time = time.map(|time| format!("&time={time:.3}")).unwrap_or_default();
         let path = format!("{}/api/v1/query?query={}{time}", self.prefix, encoded(query));

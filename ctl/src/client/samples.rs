@@ -58,7 +58,7 @@ pub(crate) enum Wrong {
     Foreign,
 }
 
-/// Returns the samples of a reply to an instant query. `is_ok`: the HTTP status is 200.
+/// Returns the samples of a reply to an instant query. `is_ok` is whether the HTTP status is 200.
 pub(crate) fn read(body: &[u8], is_ok: bool) -> Result<Vec<Sample>, Wrong> {
     let answer: Answer = serde_json::from_slice(body).map_err(|_| Wrong::Foreign)?;
     if let Some(error) = answer.error {

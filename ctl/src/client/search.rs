@@ -136,7 +136,7 @@ fn check_path(path: &Path, owner: u32) -> Result<(), String> {
     check_owners(is_systems(path), owner, (directory.uid(), directory.mode(), is_our_group), user())
 }
 
-/// Checks the owner of a socket in a directory with this owner, this mode, and a group that is or is not ours or root's.
+/// Checks a socket's owner. `directory` is (owner, mode, whether the group is ours or root's) of the socket's directory.
 fn check_owners(is_systems: bool, owner: u32, directory: (u32, u32, bool), user: u32) -> Result<(), String> {
     let (holder, mode, is_our_group) = directory;
     if mode & 0o002 != 0 || mode & 0o020 != 0 && !is_our_group {

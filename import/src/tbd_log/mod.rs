@@ -67,7 +67,7 @@ struct Reader {
     readings: u64,
     /// Number of allocations with sizes in whole MiB.
     estimated: u64,
-    /// Whether a reading has several processes.
+    /// Whether some reading lists several processes.
     neighbours: bool,
     /// Number of readings of a process without MiB, see [`ProcessReading`].
     ambiguous: u64,

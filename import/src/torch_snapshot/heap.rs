@@ -16,7 +16,7 @@ pub(super) struct Piece {
     pub is_expandable: bool,
 }
 
-/// A block in use.
+/// A block that is allocated, or freed while a stream may still use it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Live {
     /// Size in bytes; 0 while unknown.
@@ -26,7 +26,7 @@ pub(super) struct Live {
     /// Whether the block was freed, but a stream may still use it.
     pub is_pending: bool,
     pub stream: u32,
-    /// Stack of the allocation.
+    /// Stack (list of frames) that allocated the block.
     pub frames: Ref,
     /// Sequence number of the block's record; 0 before it is emitted.
     pub seq: u64,

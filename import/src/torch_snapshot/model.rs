@@ -137,7 +137,7 @@ pub(super) struct Snapshot {
     pub streams: Streams,
     /// Text of the allocator's settings.
     pub settings_text: String,
-    /// Entries of the history name their pool.
+    /// Whether the entries of the history state their pool.
     pub has_pools: bool,
     pools: HashMap<(i64, i64), u32>,
 }

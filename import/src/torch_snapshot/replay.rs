@@ -58,7 +58,7 @@ struct Device<'a> {
     sizes: Vec<u64>,
     /// Names of the profiler ranges that are open.
     scopes: Vec<Ref>,
-    /// Bytes in blocks.
+    /// Bytes in live blocks.
     used_bytes: u64,
     /// Bytes that the allocator got from the driver (pieces).
     reserved_bytes: u64,

@@ -22,7 +22,7 @@ const MAX_TEXT_BYTES: usize = 2048;
 
 #[derive(Debug, Clone, Default)]
 struct Frame {
-    /// Text of the frame in a tag.
+    /// The frame's text as a component of a tag.
     part: String,
     worth: Worth,
     /// Phase of training that the frame indicates. Other code may run in the backward phase too.
@@ -45,11 +45,12 @@ enum Worth {
     Node,
     /// A function in Python code outside PyTorch and the standard library.
     Program,
-    /// Module-level Python code outside these. Used only if no function of the program is nearer to the allocation.
+    /// Module-level Python code outside PyTorch and the standard library. Used only if no function of the program is nearer to
+    /// the allocation.
     Module,
 }
 
-/// What a stack says about the memory that was allocated there.
+/// What a stack indicates about the memory that was allocated there.
 #[derive(Debug, Clone, Default)]
 pub(super) struct StackTag {
     /// Tag path; empty if no frame is useful.
@@ -202,7 +203,7 @@ fn python(fields: &Fields<'_>) -> Frame {
                 _ => (Phase::Optimizer, Role::Unknown),
             },
             "_call_impl" | "_wrapped_call_impl" if in_module => (Phase::Forward, Role::Unknown),
-            // A module is created, or moved to the device.
+            // PyTorch creates a module's parameters, or moves them to the device.
             "_apply" | "convert" if in_module => (Phase::Unknown, Role::Parameter),
             "__init__" if inside.starts_with("nn/modules/") => (Phase::Unknown, Role::Parameter),
             _ => (Phase::Unknown, Role::Unknown),

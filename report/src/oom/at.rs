@@ -32,7 +32,7 @@ pub struct StoredRun {
     pub run: Run,
 }
 
-/// A process that ended or ran out of memory within the searched time.
+/// A process that ended or ran out of memory within the searched time, and when.
 struct ProcessEnd<'r> {
     seen: &'r StoredRun,
     device: &'r Device,

@@ -48,7 +48,7 @@ struct Entry<'r> {
 }
 
 impl Entry<'_> {
-    /// Returns whether memory really ran out and the process survived.
+    /// Returns whether memory really ran out and the process survived this OOM.
     fn is_caught(&self) -> bool {
         self.oom.is_out_of_memory() && self.oom.fate == Fate::Survived
     }

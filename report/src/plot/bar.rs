@@ -96,7 +96,7 @@ pub(super) fn largest(bars: &[Bar], limit: usize) -> Vec<String> {
         *weight = (*weight).max(part.bytes.saturating_abs());
     }
     let all = largest_first(all);
-    // The part for the rest counts as one.
+    // The part that sums the other categories counts as one of `limit`.
     let named = if all.len() > limit { limit.saturating_sub(1) } else { all.len() };
     all.into_iter().take(named).map(|(name, _)| name.to_owned()).collect()
 }

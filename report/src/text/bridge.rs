@@ -14,9 +14,9 @@ struct Printed {
     allocated: i64,
     idle: i64,
     outside: i64,
-    /// `None` if the amount is unknown or zero.
+    /// Memory older than the agent; `None` if unknown or zero.
     predates: Option<i64>,
-    /// `None` if the amount is unknown.
+    /// Untrackable memory; `None` if unknown.
     untrackable: Option<i64>,
 }
 

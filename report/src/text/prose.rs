@@ -71,7 +71,7 @@ pub(super) fn navigation(report: &Report<'_>, is_verbose: bool, out: &mut Lines)
 fn ooms(report: &Report<'_>) -> String {
     let run = report.run;
     let mut command = report.command.replacen("gpumemctl report", "gpumemctl oom", 1);
-    // `oom` shows the whole run, and has no categories.
+    // The command `oom` shows the whole run without categories, so options for a time or for rules are removed.
     for flag in [" --since ", " --at ", " --between ", " --rules "] {
         command.truncate(command.find(flag).unwrap_or(command.len()));
     }

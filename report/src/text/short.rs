@@ -14,13 +14,13 @@ use gpumem_model::window::WindowKind;
 
 /// Maximum width of the command in the title, in columns of the terminal.
 const COMMAND: usize = 72;
-/// Maximum width of the names in the table, in columns.
+/// Maximum width of the names in the table, in columns of the terminal.
 const NAME: usize = 56;
-/// Width of the table without names, in columns.
+/// Width of the table's other columns together, in columns of the terminal.
 const NUMBERS: usize = 24;
 /// Divisor: categories smaller than the total divided by this are summed in one row.
 const SMALLEST_PART: i64 = 1_000;
-/// Number of lines after the notes.
+/// Number of lines of the screen that follow the notes.
 const LINES_AFTER_NOTES: usize = 2;
 /// Number of lines on the screen that are not rows of the table.
 const OTHER_LINES: usize = 13;
@@ -48,7 +48,7 @@ pub(super) fn lines(
     let times = report.times();
     let mut out = Lines::new(width);
     out.prose(&prose::heading_of(report, &command_line(run, COMMAND)));
-    // Conclusions are about the whole run.
+    // Conclusions are about the whole run, so a report on a window of time has none.
     let findings = match report.window {
         None => conclusions(report, times, &mut out),
         Some(window) => {
@@ -114,7 +114,7 @@ fn state(run: &Run, times: Times) -> String {
 
 /// A row of the table.
 struct Line {
-    /// Name, and amount as printed.
+    /// Name of the row, and its amount as printed.
     cells: [String; 2],
     bytes: Option<i64>,
     note: String,

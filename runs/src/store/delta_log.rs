@@ -58,13 +58,13 @@ pub(super) struct DeltaLog {
 #[derive(Debug, Default)]
 struct LoggedRun {
     written_ns: i64,
-    /// See [`identity`](super::parts::identity).
+    /// Hash of the fields that queries use, see [`identity`](super::parts::identity).
     identity: u64,
-    /// Number of entries in the log.
+    /// Number of the run's entries in the log.
     entries: u64,
-    /// Hash of each part of the run.
+    /// Hash of each part of the run, to find the parts that changed.
     hashes: HashMap<Key, u64>,
-    /// Parts in the log that changed lately, with the number of the entry that changed them last.
+    /// Parts that changed recently: the number of the entry that changed them last, and their bytes.
     logged: HashMap<Key, (u64, Vec<u8>)>,
 }
 

@@ -30,7 +30,7 @@ pub struct Store {
 #[allow(missing_docs)]
 pub struct RunSummary {
     pub id: RunId,
-    /// Id of the run that its writer chose; the same if it is stored again.
+    /// Permanent id of the run, the same in every store.
     pub uid: String,
     /// Time of the first write, in seconds since 1970.
     pub stored_s: i64,

@@ -52,7 +52,7 @@ pub(super) fn patched(mut old: &[u8], mut difference: &[u8]) -> Option<Vec<u8>> 
     old.is_empty().then_some(new)
 }
 
-/// Steps made so far, and the one in progress.
+/// Builds a difference: the finished steps as bytes, and the step in progress.
 #[derive(Default)]
 struct Steps {
     out: Vec<u8>,

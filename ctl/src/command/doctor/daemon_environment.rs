@@ -55,7 +55,7 @@ fn systemctl() -> Option<String> {
     Some(text)
 }
 
-/// Returns the findings on units. `answers`: a daemon answers.
+/// Returns the findings on units. `answers` is whether a daemon answers.
 fn units(properties: &str, answers: bool) -> Vec<Finding> {
     properties.split("\n\n").filter_map(|unit| check_unit(unit, answers)).collect()
 }

@@ -14,7 +14,7 @@ const DYNAMIC: u32 = 2;
 
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Elf {
-    /// 32 or 64.
+    /// Word size of the machine in bits: 32 or 64.
     pub bits: u8,
     /// EM_* value: 62 is x86-64, 183 is aarch64.
     pub machine: u16,
@@ -24,7 +24,7 @@ pub(super) struct Elf {
 }
 
 impl Elf {
-    /// Reads the header of a file. The error is `InvalidData` if it is no ELF file.
+    /// Reads the header of a file. The error is `InvalidData` if the file is not an ELF file.
     pub(crate) fn read(path: &Path) -> io::Result<Elf> {
         let file = File::open(path)?;
         let no_elf = || io::Error::new(io::ErrorKind::InvalidData, "is no ELF file");

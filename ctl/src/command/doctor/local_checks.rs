@@ -158,7 +158,7 @@ pub(super) fn cupti(driver: Option<&Driver>) -> Finding {
         return add(State::Warn, text.into(), fix);
     };
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    // The library's name may have a year, as libcupti.so.2024.3.2, which is no CUDA version.
+    // The library's name may have a year, as libcupti.so.2024.3.2, which is not a CUDA version.
     let major =
         name.strip_prefix("libcupti.so.").and_then(|rest| rest.split('.').next()?.parse::<u32>().ok());
     let major = major.filter(|major| *major < 100);

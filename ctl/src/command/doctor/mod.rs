@@ -61,7 +61,7 @@ fn check(args: &Args) -> DoctorReport {
     let driver = driver::check(root, &mut findings);
     let is_nvml_ok = |finding: &Finding| finding.id == Check::Nvml.id() && finding.state == State::Ok;
     if driver.is_none() && its_findings.iter().any(is_nvml_ok) {
-        // The daemon can use the driver, whose files are not visible in this shell's container.
+        // The daemon can use the driver, so only this shell's container hides the driver's files. Findings on them are dropped.
         findings.truncate(first);
     }
     findings.push(local_checks::cupti(driver.as_ref()));

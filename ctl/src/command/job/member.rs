@@ -168,7 +168,7 @@ const MISSING: usize = 1024;
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub(crate) struct Sum {
     pub processes: usize,
-    /// Number of nodes; 0 for this node.
+    /// Number of nodes; 0 if the members are from this node's daemon or store.
     pub nodes: usize,
     pub devices: usize,
     /// Whether all processes have ended; amounts are then the last ones of each.
@@ -189,16 +189,16 @@ pub(crate) struct Sum {
     pub mean_used_bytes: Option<f64>,
     /// Highest used value divided by the mean; 1 is balanced.
     pub imbalance: Option<f64>,
-    /// Index in `members` of the one with the highest used value.
+    /// Index in `members` of the member with the highest used value.
     pub worst: Option<usize>,
-    /// Index in `members` of the one with the highest peak.
+    /// Index in `members` of the member with the highest peak.
     pub highest_peak: Option<usize>,
     /// Number of known OOMs, also of ended members.
     pub ooms: Option<u64>,
 }
 
 impl Sum {
-    /// Computes the sums; `members` must be sorted.
+    /// Computes the sums. `members` must be sorted by rank.
     pub(crate) fn of(members: &[Member]) -> Self {
         let is_over = !members.iter().any(Member::is_running);
         let counted: Vec<&Member> = members.iter().filter(|member| is_over || member.is_running()).collect();
@@ -240,7 +240,7 @@ impl Sum {
         }
     }
 
-    /// Returns whether the sums contain a member.
+    /// Returns whether the sums include `member`.
     pub(crate) fn counts(&self, member: &Member) -> bool {
         self.is_over || member.is_running()
     }

@@ -16,7 +16,7 @@ pub(crate) enum Event {
     /// Number of a signal that this process received.
     Signal(i32),
     Reply(Box<Reply>),
-    /// A thread has ended, which none does before the main loop ends, unless the terminal is gone.
+    /// A thread has ended. While the main loop runs, this happens only if the terminal is gone or the thread panicked.
     Over,
 }
 

@@ -97,7 +97,7 @@ fn part(name: &'static str, what: &str, text: String) -> Part {
     Part { name, what: what.to_owned(), text }
 }
 
-/// Returns user names that may occur in the texts.
+/// Returns user names that may occur in the archive's texts.
 fn users(ps: &Ps) -> Vec<String> {
     let mut users: Vec<String> = ps.processes.iter().filter_map(|row| row.user.clone()).collect();
     users.extend(["USER", "LOGNAME"].into_iter().filter_map(|name| std::env::var(name).ok()));

@@ -39,7 +39,7 @@ struct ProcessCheck<'a> {
     findings: &'a mut Vec<Finding>,
 }
 
-/// Checks a process. `covered`: the daemon receives the agent's reports, or has explained why it does not.
+/// Checks a process. `covered` is whether the daemon receives the agent's reports, or has explained why it does not.
 pub(super) fn check(pid: u32, covered: bool, report: &DoctorReport, findings: &mut Vec<Finding>) {
     ProcessCheck { process: ProcSnapshot::read(pid), covered, report, findings }.check();
 }
@@ -114,7 +114,7 @@ impl ProcessCheck<'_> {
 
     /// Explains why the process has not loaded the agent.
     fn not_loaded(&mut self, uses_cuda: bool) {
-        // A reason is not a warning as long as the process does not use CUDA.
+        // A missing agent is a warning only if the process uses CUDA.
         let state = if uses_cuda { State::Warn } else { State::Ok };
         if self.is_disabled() {
             let text = "GPUMEM_DISABLE is set: it has no agent";
