@@ -13,7 +13,7 @@ use crate::{held, sum};
 use gpumem_model::run::{Cell, Class, Device, Moment, Pool, Run};
 use serde::Serialize;
 
-/// Where PyTorch's memory comes from.
+/// Kind of allocator that serves PyTorch's memory requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Source {
@@ -23,10 +23,10 @@ pub enum Source {
     Driver,
 }
 
-/// Memory of one process on one device at one moment, from PyTorch's numbers to the driver's.
+/// Memory of one process on one device at one moment: how PyTorch's numbers and other memory add up to the driver's number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Bridge {
-    /// Where PyTorch's memory comes from.
+    /// Kind of allocator that serves PyTorch's memory requests.
     pub source: Source,
     /// Bytes in live tensors. For [`Source::Driver`]: bytes of live allocations that PyTorch's library requested.
     pub memory_allocated_bytes: i64,
@@ -81,7 +81,7 @@ impl Bridge {
         })
     }
 
-    /// Returns a moment that contains only the bytes outside PyTorch.
+    /// Returns the moment reduced to the bytes outside PyTorch.
     pub(super) fn outside(run: &Run, moment: &Moment, source: Source) -> Moment {
         let is_outside = |&&(index, _): &&(u32, i64)| {
             run.cells.get(index as usize).is_none_or(|cell| part(cell, source) == Part::Outside)

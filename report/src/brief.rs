@@ -18,7 +18,7 @@ pub struct EndedRun<'r> {
     pub run: &'r Run,
 }
 
-/// Maximum number of categories shown for each device: if there is one device, and if there are several.
+/// Maximum number of categories shown for each device: (if there is one device, if there are several).
 const NAMED: (usize, usize) = (3, 2);
 /// Maximum number of devices shown.
 const DEVICES: usize = 3;

@@ -6,7 +6,7 @@ use gpumem_model::escape::escape_key;
 /// `#[serde(flatten)]` the fields of the value become fields of the object. An optional field is a flattened `Option`.
 macro_rules! object {
     ($($(#[$attribute:meta])* $name:ident $(: $value:expr)?),* $(,)?) => {{
-        // Each value has its own type parameter, which has the same name as the field.
+        // Each value has its own type parameter, named like its field.
         #[allow(non_camel_case_types)]
         let object = {
             #[derive(serde::Serialize)]
@@ -55,7 +55,7 @@ pub(crate) fn csv_number(bytes: Option<i64>) -> String {
 
 /// Escapes text for content and quoted attributes of HTML and XML.
 pub(crate) fn markup(text: &str) -> String {
-    // `&` comes first, because the other escapes contain it.
+    // `&` is escaped first, because the other escapes contain it.
     let text = text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
     text.replace('"', "&quot;").replace('\'', "&#39;")
 }

@@ -135,7 +135,7 @@ fn amount(bytes: f64) -> String {
     format!("{} {}", signed(bytes, unit), unit.0)
 }
 
-/// Returns ` (within 3.0 MiB per step)` if noise could hide a relevant change, else an empty text.
+/// Returns ` (within 3.0 MiB per step)` if the verdict is uncertain, because noise could hide a relevant change; else nothing.
 fn doubt(judgement: &Judgement, per: Axis) -> String {
     let unsure = judgement.low_high.filter(|_| judgement.confidence.is_some_and(|sure| sure < SURE));
     let within = unsure.map(|(low, high)| amount(low.abs().max(high.abs())));
@@ -215,7 +215,7 @@ fn movers(verdicts: &GrowthReport, whole: Option<f64>) -> String {
 }
 
 impl GrowthReport {
-    /// Returns whether the device's memory as a whole, or that of a tag, still grows or shrinks.
+    /// Returns whether an amount of the whole device, or that of a tag, still grows or shrinks.
     pub(crate) fn moves(&self) -> bool {
         let amounts = [&self.tracked, &self.pool_slack, &self.gap, &self.used].into_iter().flatten();
         amounts.chain(self.tags.iter().map(|tag| &tag.judgement)).any(|judgement| judgement.verdict.moves())

@@ -36,7 +36,7 @@ pub(crate) static COLUMNS: [Column; 12] = [
 /// Which iterations and columns are shown. The default is all iterations, without columns for individual parameters.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct IterationFilter {
-    /// Shows only iterations whose number is a multiple of this; 0 and 1 show all.
+    /// Number: only iterations whose number is a multiple of it are shown; 0 and 1 show all.
     pub every: u64,
     /// Whether each parameter and each gradient is shown, too.
     pub columns: bool,

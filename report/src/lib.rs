@@ -84,7 +84,7 @@ pub struct Report<'r> {
     pub id: Option<String>,
     pub groupings: Groupings,
     pub by: GroupBy,
-    /// Pids of the other processes in the same file.
+    /// Pids of the other processes whose runs are in the same file.
     pub others: Vec<u32>,
     /// The command that shows the other processes of the job (`--job ID`), and their number.
     pub job: Option<(String, u64)>,
@@ -324,7 +324,7 @@ impl<'r> Report<'r> {
         }
     }
 
-    /// Groups the bytes of a moment by category.
+    /// Groups the bytes of a moment (the memory of a device at one time) by category.
     pub fn composition(&self, moment: &Moment, by: GroupBy) -> Composition {
         let mut composition = Composition::default();
         for &(index, bytes) in &moment.amounts {
@@ -421,7 +421,7 @@ impl<'r> Report<'r> {
 }
 
 /// Returns the bytes of a moment that have a tag, and all bytes that could have one. Idle bytes and pools that report no blocks
-/// cannot. Roles do not count as names, because they are derived for untagged bytes too.
+/// cannot have one. Roles do not count, because they are derived for untagged bytes too.
 pub fn named(run: &Run, moment: &Moment) -> (i64, i64) {
     let bytes = |fits: fn(&Cell) -> bool| {
         held(run, &moment.amounts, |cell| is_named_by_rules(cell.class) && fits(cell))
@@ -463,7 +463,7 @@ pub(crate) fn largest_total(device: &Device) -> i64 {
     totals.map(i64::saturating_abs).max().unwrap_or(0)
 }
 
-/// Returns whether the untrackable memory of a moment was measured at another time. Its amount is then printed with `~`.
+/// Returns whether the untrackable memory of a moment was measured at another time; its amount is then printed with `~`.
 pub(crate) fn has_older_gap(moment: &Moment) -> bool {
     moment.gap_distance_ns != 0 || moment.stale
 }
@@ -525,7 +525,7 @@ pub(crate) fn apportioned(unit: Unit, total: i64, parts: &[(String, i64)]) -> Ve
     parts.iter().zip(steps).map(|((name, _), steps)| (name.as_str(), unit.print(steps))).collect()
 }
 
-/// Reduces amounts to at most `limit`: adds up the last ones as one. `name` makes its name from the number of these.
+/// Reduces amounts to at most `limit` by replacing the last ones by their sum. `name` names the sum, given how many these are.
 pub(crate) fn folded_parts(
     mut parts: Vec<(String, i64)>,
     limit: usize,

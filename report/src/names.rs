@@ -56,7 +56,7 @@ pub(super) fn line_of(cell: &Cell) -> Option<&str> {
     })
 }
 
-/// Divisor: a source line gets a row if it holds at least this fraction (1 / 100) of tracked memory.
+/// Divisor: a source line gets a row if it holds at least tracked memory divided by this.
 const LARGE_LINE: i64 = 100;
 const MOST_LINES: usize = 16;
 

@@ -68,8 +68,8 @@ impl RunBuilder {
         let listed = self.ledger.listed(device, number);
         if let Some(reading) = self.readings.entry(device, number) {
             reading.agreed = Some(agreed);
-            // The samples of this reading are complete only after their agents have sent all records up to it. NVML's list is
-            // complete now.
+            // The samples of this reading are complete only after their agents sent all records up to it; NVML's list is complete
+            // now.
             if let Some(listed) = listed {
                 reading.listed = listed.iter().map(|&(key, used)| (Some(used), key)).collect();
             }

@@ -43,10 +43,9 @@ enum Worth {
     Torch,
     /// A node of the autograd graph.
     Node,
-    /// A function in Python code outside PyTorch and the standard library.
+    /// A function in the program's Python code: code outside PyTorch and the standard library.
     Program,
-    /// Module-level Python code outside PyTorch and the standard library. Used only if no function of the program is nearer to
-    /// the allocation.
+    /// Module-level Python code of the program. Used only if no function of the program is nearer to the allocation.
     Module,
 }
 

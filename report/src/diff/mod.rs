@@ -30,7 +30,7 @@ pub const SIDES: [&str; 2] = ["A", "B"];
 /// Which moments of the two runs are compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum At {
-    /// The peaks of `tracked`. For a process without an agent: the peak of the bytes that NVML charged.
+    /// The moments at which `tracked` had its peak. For a process without an agent: the peak of the bytes that NVML charged.
     Peak,
     /// The last moments of both runs for which all amounts are known.
     Now,
@@ -42,7 +42,7 @@ pub enum At {
 pub struct Side<'r> {
     pub run: &'r Run,
     pub id: Option<String>,
-    /// The argument that the user typed to select the run.
+    /// The argument (pid, run id or file) with which the user selected the run.
     pub typed: String,
 }
 

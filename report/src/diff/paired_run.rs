@@ -16,7 +16,7 @@ pub(super) struct PairedRun {
     pub(super) run: Run,
     /// Number of cells of A; the cells of B follow them.
     pub(super) cells_of_a: usize,
-    /// For each device of the combined run: the indices of the devices of A and B, and how they were matched.
+    /// For each device of the combined run: its indices in the device lists of A and B, and how the two were matched.
     pub(super) paired: Vec<([Option<usize>; 2], Pairing)>,
 }
 

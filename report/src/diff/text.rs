@@ -21,7 +21,7 @@ pub struct Layout {
     pub tags: bool,
 }
 
-/// Target for the number of lines. Tables get fewer rows to reach it, but at least their minimum.
+/// Target for the number of lines of the text. Tables get fewer rows to reach it, but at least their minimum.
 const MOST_LINES: usize = 35;
 /// (Maximum, minimum) number of rows: of categories in the first table, of the other grouping, and of tags.
 const ROWS: [(usize, usize); 3] = [(9, 4), (5, 3), (6, 3)];
@@ -36,13 +36,13 @@ pub(super) struct Shown {
 }
 
 impl Shown {
-    /// Reduces a table to at most `limit` categories, one row for the unchanged ones, and one for smaller differences.
+    /// Reduces a table to at most `limit` categories, one row for unchanged categories, and one for smaller differences.
     pub(super) fn of(table: &Table, limit: usize) -> Self {
         let unit = unit(&table.statement);
         Shown::from(folded(table, limit, unit.smallest()), unit, None)
     }
 
-    /// Rounds the amounts of a table. `head` has those of the first row if another table already shows this row.
+    /// Rounds the amounts of a table. `head` is the rounded first row, if another table already shows this row.
     fn from(table: Table, unit: Unit, head: Option<Columns>) -> Self {
         let steps = steps(&table.statement, unit, head);
         Shown { table, unit, steps }
@@ -102,7 +102,7 @@ fn unit(statement: &Statement) -> Unit {
     Unit::for_largest(largest.unwrap_or(0))
 }
 
-/// Returns the table with at most `limit` categories, and none whose difference is below `smallest` bytes. The others are summed.
+/// Returns the table with at most `limit` categories, each with a difference of at least `smallest` bytes. The others are summed.
 fn folded(table: &Table, limit: usize, smallest: i64) -> Table {
     let rows = &table.statement.rows;
     let Some(first) = table.statement.row(Part::Category).filter(|_| limit < usize::MAX) else {
@@ -128,7 +128,7 @@ fn folded(table: &Table, limit: usize, smallest: i64) -> Table {
             statement.rows.push(row);
         }
     }
-    // Rows after the categories are parts of rows before the categories, or of each other.
+    // Rows that follow the categories are parts of rows before the categories, or of each other.
     let moved = (statement.rows.len() as isize) - (first + count) as isize;
     let parent = |parent: usize| if parent < first { parent } else { parent.saturating_add_signed(moved) };
     let after = after.iter().map(|row| Row { parent: row.parent.map(parent), ..row.clone() });
@@ -153,7 +153,7 @@ fn sum(rows: &[&Row], what: &str) -> Option<Row> {
 
 /// Returns the comparison as text.
 pub fn text(diff: &Diff<'_>, layout: Layout) -> String {
-    // Each attempt shows one row less in each table.
+    // Each further attempt shows one row less in each table, until the text is short enough.
     let attempt = |less: usize| {
         let rows = ROWS
             .map(|(most, least)| if layout.all { usize::MAX } else { most.saturating_sub(less).max(least) });
@@ -294,7 +294,7 @@ fn composition(pair: &Pair, above: &Shown, by: GroupBy, limit: usize, layout: La
     page.add(&Shown::from(table, unit, Some(busy(above))), by, &[]);
 }
 
-/// A row before it is printed: name, a note, and in `cells` the texts for A, B and the difference.
+/// A row of text before it is aligned: name, note, and in `cells` the texts for A, B and the difference.
 #[derive(Default)]
 struct Line {
     depth: usize,
@@ -312,7 +312,7 @@ struct Page {
 }
 
 impl Page {
-    /// Adds the rows of a table. `moments` are those of its columns, if they are of one device.
+    /// Adds the rows of a table. `moments` are the moments of its columns; empty if the table sums several devices.
     fn add(&mut self, shown: &Shown, by: GroupBy, moments: &[&Moment]) {
         let is_carried = |row: &Row, column: usize| {
             row.part.rests_on_gap() && moments.get(column).is_some_and(|moment| has_older_gap(moment))

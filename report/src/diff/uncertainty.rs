@@ -29,7 +29,7 @@ impl Bounds {
     }
 }
 
-/// Kind of an amount, which determines how flags such as `late` affect its bounds.
+/// Kind of an amount. It determines how flags such as `late` affect the bounds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Used,

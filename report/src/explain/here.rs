@@ -7,7 +7,7 @@ use gpumem_model::units::{Unit, plural, signed, thousands};
 
 const UNKNOWN: &str = "not known";
 
-/// A run, and its device that has the most memory.
+/// A run, and the device on which it has the most memory.
 pub(super) struct ExplainedRun<'r> {
     pub(super) report: &'r Report<'r>,
     pub(super) run: &'r Run,

@@ -67,7 +67,7 @@ fn plain(whole: &str) -> String {
         }
     }
     let joined = word.split(['_', '-', ' ']).filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" ");
-    // Signs such as `~` and `-` are words that can be explained too.
+    // Signs such as `~` and `-` can be explained too, so they are kept.
     if joined.is_empty() { whole.trim().to_owned() } else { joined }
 }
 
@@ -188,7 +188,7 @@ fn tag(word: &str, here: Option<&ExplainedRun<'_>>) -> Option<Vec<String>> {
 
 /// Maximum number of suggestions for an unknown word.
 const OFFERED: usize = 4;
-/// Maximum number of characters of a word that are compared; the rest is ignored.
+/// Maximum number of characters of a word that are compared; further characters are ignored.
 const LONGEST: usize = 64;
 
 /// Returns the words of `known` most similar to `word`, the best first. A word that contains the other counts as similar.
@@ -209,7 +209,7 @@ fn nearest(word: &str, known: &[String]) -> Vec<String> {
         known.iter().filter_map(|name| Some((distance(&name)?, name))).collect();
     near.sort();
     near.dedup_by(|a, b| a.1 == b.1);
-    // For "untrackabel", suggests Untrackable and not its abbreviation UNTRACK.
+    // For the misspelling "untrackabel", suggests Untrackable and not its abbreviation UNTRACK.
     let is_whole = |name: &str, part: &str| {
         name.len() > part.len() && name.starts_with(part) && levenshtein(&word, name) <= most
     };

@@ -19,9 +19,9 @@ use std::collections::BTreeMap;
 
 /// Maximum number of names (tags or categories) in a finding.
 const NAMED: usize = 3;
-/// Minimum share of the growth that a name must have to be mentioned.
+/// Minimum share of the growth that a tag or category must have to be named in the finding.
 const NAMED_SHARE: f64 = 0.1;
-/// Minimum share of the growth that the mentioned names must have together. Otherwise their common path is mentioned.
+/// Minimum share of the growth that the named tags must have together. Otherwise their common path is named.
 const COMMON_SHARE: f64 = 0.6;
 /// Minimum growth, as a share of the process's memory.
 const MATERIAL_SHARE: f64 = 0.02;
@@ -52,7 +52,7 @@ pub(super) struct Growth {
 
 /// Memory of a device over time. Each series has one amount in bytes for each of `positions`.
 struct Course<'r> {
-    /// Number of the step or period of each point, or its time in seconds.
+    /// For each point: the number of the step or period, or the time in seconds.
     positions: Vec<f64>,
     /// The sum of all memory that is judged.
     whole: Vec<i64>,
@@ -193,7 +193,7 @@ impl<'r> Course<'r> {
         })
     }
 
-    /// Returns the number of bytes by which an amount grew in the time that a judgement covers.
+    /// Returns the number of bytes by which an amount grew during the time that `judgement` covers.
     fn added(&self, judgement: &Judgement, amounts: &[i64]) -> i64 {
         let Some((first, last)) = judgement.span else { return 0 };
         let at = |position: f64| amounts.get(self.positions.iter().position(|found| *found >= position)?);

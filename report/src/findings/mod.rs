@@ -72,7 +72,8 @@ pub struct Finding {
     /// NVML index of the device; `None` if it is about the whole run.
     pub device: Option<u16>,
     pub bytes: i64,
-    /// `bytes` as a share of the process's used bytes at that time, 0 to 1. For [`Kind::OtherProcesses`]: of the device's size.
+    /// `bytes` as a fraction (0 to 1) of the process's used bytes at that time; for [`Kind::OtherProcesses`] of the device's
+    /// size.
     pub share: f64,
     /// Confidence of the statistical test, 0 to 1; `None` if no test was needed.
     pub confidence: Option<f64>,
@@ -87,7 +88,7 @@ pub struct Finding {
 }
 
 impl Finding {
-    /// Returns a finding without names, advice and confidence. `bytes` are a share of `used`.
+    /// Returns a finding without names, advice and confidence. Its `share` is `bytes` divided by `used`.
     fn new(
         kind: Kind,
         severity: Severity,

@@ -16,7 +16,7 @@ const NAMED: usize = 3;
 const STEPS_AT_ONCE: i64 = 3;
 /// Minimum unused memory, as a share of the process's memory, for a finding of fragmentation.
 pub(crate) const FRAGMENTED_SHARE: f64 = 0.15;
-/// An out-of-memory record without amounts uses those of another record at most this far away, in nanoseconds.
+/// An out-of-memory record without amounts uses those of another record within this time before or after it, in nanoseconds.
 const SAME_NS: u64 = 1_000_000_000;
 
 /// Data of a failed request, for finding its causes.

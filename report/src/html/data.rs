@@ -54,7 +54,7 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Halves the limits, down to a minimum that still shows something; `None` if they are at the minimum.
+    /// Returns half of these limits, down to a minimum that still shows something; `None` if they are at the minimum.
     pub fn halved(self) -> Option<Self> {
         (self.holdings > 8 || self.devices > 8).then(|| Limits {
             holdings: (self.holdings / 2).max(8),
@@ -127,9 +127,9 @@ pub(super) fn page(title: &str, reports: &[Report<'_>], limits: Limits) -> impl 
             .collect::<Vec<_>>(),
         // Index of the grouping that the page shows first.
         by: reports.first().map_or(0, |report| report.by as usize),
-        // Whether something was left out or thinned because of the size limit.
+        // Whether data was left out or thinned because of the size limit.
         thinned: limits.points < Limits::default().points || room == 0,
-        // Whether tags are shown; otherwise nothing derived from tags is in the page.
+        // Whether tags are shown. Otherwise the page contains nothing that is derived from tags.
         tags: limits.tags,
         processes,
     }

@@ -105,8 +105,7 @@ pub struct Shell {
     pub policy: String,
 }
 
-/// Returns a page without a report. It contains the drawing scripts and `own_script`, which fetches a report from the page's
-/// origin.
+/// Returns a page without a report: the drawing scripts, and `own_script`, which requests a report from the server of the page.
 pub fn shell(title: &str, own_style: &str, own_script: &str, words: &str) -> Shell {
     let body = format!(
         "<a class=\"skip\" href=\"#main\">to the numbers</a>\n<main id=\"main\" tabindex=\"-1\"><noscript>{}</noscript></main>\n",

@@ -32,7 +32,7 @@ pub(super) fn amounts(device: &Device, rows: &[Iteration], names: &[Column]) -> 
     let parameters = &device.details.parameters;
     let places: BTreeMap<&Column, usize> = parameters.columns.iter().zip(0..).collect();
     let of_row = |held: Option<Vec<i64>>| {
-        // A column that only another device has is 0 for this device.
+        // A column that exists only on another device is 0 for this device.
         let amount = |name: &Column| {
             held.as_ref().map(|held| places.get(name).and_then(|&at| held.get(at)).copied().unwrap_or(0))
         };

@@ -46,7 +46,7 @@ fn verdict(growth: &Growth, points: &[(f64, f64)], used: i64, among: usize) -> J
     judge(points, material, ALPHA / among.max(1) as f64)
 }
 
-/// Returns the step's number at a time, plus the elapsed part as fraction. `None` before the first step and after the last.
+/// Returns the number of the step at a time, plus the elapsed fraction of it. `None` before the first step and after the last.
 fn step_at(growth: &Growth, time_ns: u64) -> Option<f64> {
     let at = growth.points.partition_point(|(_, begin)| *begin <= time_ns);
     let before = growth.points.get(at.checked_sub(1)?)?;

@@ -14,16 +14,16 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Minimum number of points after warm-up; fewer points give no verdict.
+/// Minimum number of points that must remain after the warm-up; fewer points give no verdict.
 pub use gpumem_model::growth::LEAST_POINTS;
 /// Accepted probability of a false verdict on pure noise, for one amount.
 pub const ALPHA: f64 = 0.001;
 /// The points are split if two lines leave at most this fraction of the squared residuals of one line.
 const CUT: f64 = 0.35;
 const LEAST_PART: usize = 4;
-/// Points whose residuals are below this fraction of their rise count as a line, even if the residuals are correlated.
+/// If all residuals are below this fraction of the total rise, the points count as a line, even if the residuals are correlated.
 const LINE: f64 = 0.02;
-/// A rise of this many times the spread around the line is a trend, however correlated adjacent points are.
+/// A rise of this many times the spread around the line is a trend, however strongly adjacent points are correlated.
 const CLEAR: f64 = 6.0;
 const MOST_CONFIDENCE: f64 = 0.999;
 /// Distance of the 95 % bounds from the rate, in standard deviations.
@@ -73,7 +73,7 @@ pub struct Judgement {
     pub bytes_per_unit: Option<f64>,
     /// Lower and upper 95 % bound of the rate.
     pub low_high: Option<(f64, f64)>,
-    /// Confidence in the verdict, 0 to 1. For `Flat`: confidence that the change is below the minimum.
+    /// Confidence in the verdict, 0 to 1. For `Flat`: confidence that the true change is below the minimum.
     pub confidence: Option<f64>,
     /// Number of judged points.
     pub points: usize,
@@ -96,7 +96,7 @@ impl Judgement {
 }
 
 /// Judges points (step or minute, bytes), sorted by step or minute. A total change below `material` bytes does not count. `alpha`
-/// is the accepted probability of a false verdict on noise.
+/// is the accepted probability of a false verdict on pure noise.
 pub fn judge(points: &[(f64, f64)], material: f64, alpha: f64) -> Judgement {
     let warm_up = points.len().div_ceil(10).max(2).min(points.len());
     let points = &points[warm_up..];
@@ -141,7 +141,7 @@ fn judge_part(points: &[(f64, f64)], material: f64, alpha: f64) -> Judgement {
     let rate = median(&slopes);
     let (score, deviation) = mann_kendall(points, rate);
     let z = if deviation > 0.0 { (score.abs() - 1.0).max(0.0) / deviation } else { 0.0 };
-    // Two-sided probability that noise gives such a score.
+    // Probability that noise alone gives a score this far from 0 in either direction.
     let chance = 2.0 * (1.0 - normal(z));
     let reach = BOUNDS * deviation;
     let middle = slopes.len() as f64 / 2.0;
@@ -260,7 +260,7 @@ fn mann_kendall(points: &[(f64, f64)], rate: f64) -> (f64, f64) {
     (score as f64, (variance * (1.0 + like) / (1.0 - like)).sqrt())
 }
 
-/// Returns the correlation of the residuals with those of the preceding point. Returns 0 if the points are clearly on a line,
+/// Returns the correlation of each point's residual with that of the point before. Returns 0 if the points are clearly on a line,
 /// because an amount that changes in steps leaves correlated residuals too.
 fn autocorrelation(points: &[(f64, f64)], rate: f64) -> f64 {
     let left: Vec<f64> = points.iter().map(|(x, y)| y - rate * x).collect();
@@ -278,7 +278,7 @@ fn autocorrelation(points: &[(f64, f64)], rate: f64) -> f64 {
         return 0.0;
     }
     let like = left.windows(2).map(|pair| (pair[0] - mean) * (pair[1] - mean)).sum::<f64>() / all;
-    // With few points this estimate is too small; the added term corrects the bias approximately (Kendall 1954).
+    // With few points the estimate is too small; the added term approximately corrects this bias (Kendall 1954).
     if like > 0.0 { like + (1.0 + 4.0 * like) / left.len() as f64 } else { like }
 }
 

@@ -37,7 +37,7 @@ pub(super) fn holders(
     let held = named.iter().map(|holder| holder.used_bytes);
     let parts: Vec<i64> = held.chain(beside.iter().map(|(_, bytes)| *bytes)).collect();
     let mut steps = unit.apportion(total, &parts);
-    // The first holder is the process itself: its row shows the same rounded total as the line on its own memory below.
+    // The first holder is the process itself. Its row shows the same rounded total as the line on the process's memory below.
     if let (Some(own), [first, .., last]) = (own.filter(|own| !own.is_tracked_only), steps.as_mut_slice()) {
         let rounded = unit.round(own.total);
         if parts.first() == Some(&own.total) {
@@ -45,7 +45,7 @@ pub(super) fn holders(
             *first = rounded;
         }
     }
-    // Amounts in the line below the table count for the width of the amount column too.
+    // The column of amounts is also as wide as the amounts in the line below the table.
     let column = steps.iter().map(|steps| width(&unit.print(*steps))).max().unwrap_or(0);
     let mut table = Table::of_numbers(1, 2);
     for (holder, steps) in named.iter().zip(&steps) {
@@ -70,8 +70,8 @@ pub(super) fn holders(
     lines.push(format!("         {} = {} with above{read}", beside.join(" + "), unit.print(total)));
 }
 
-/// Returns the memory of a device that no named holder has: other processes, changes since the holders were read, memory of no
-/// process, the driver's share, and free memory.
+/// Returns the memory of a device that no listed process has: other processes, changes since the processes were read, memory of
+/// no process, the driver's share, and free memory.
 pub(crate) fn beside_holders(oom: &Oom, device: &OomDevice, others: (u32, i64)) -> [(String, i64); 5] {
     // The driver's value for free memory is newer than the holders' readings: other processes have allocated or freed since.
     let free = oom.device_free_bytes.map_or(device.free_bytes, signed);

@@ -81,8 +81,8 @@ pub fn text(report: &Report<'_>, form: OomOptions<'_>) -> String {
     let mut pressure: Vec<Entry<'_>> = Vec::new();
     if !form.all {
         pressure = shown.extract_if(.., |entry| entry.is_pressure()).collect();
-        // A few survived OOMs are shown like the others. If there are many (in programs that search for their batch size), they
-        // are only counted.
+        // A few survived OOMs are shown in full. If there are many (in programs that search for their batch size), they are only
+        // counted.
         if shown.len() > MOST {
             caught = shown.extract_if(.., |entry| entry.is_caught()).collect();
             shown.extend(caught.last().filter(|_| shown.is_empty()).copied());
@@ -273,7 +273,7 @@ fn request(oom: &Oom, unit: Unit) -> String {
         refusals => format!(", the driver refused {refusals} times"),
     };
     let free = match oom.free_bytes() {
-        // The missing amount is computed from the rounded values, so that it matches the two printed numbers.
+        // The missing amount is the difference of the two rounded numbers, so that it matches them as printed.
         Some(free) if free < signed(need) => {
             let (needed, free) = (unit.round(signed(need)), unit.round(free));
             format!(", free {}: {} short", unit.print(free), unit.print(needed - free))

@@ -16,8 +16,8 @@ struct Rank {
     /// The rank as a number, for sorting; `u64::MAX` if the rank is not a number.
     number: u64,
     used: Option<i64>,
-    /// Time from the OOM to the end of this process in ns; negative if it ended before. `None` if it ended much later or not at
-    /// all.
+    /// Time from the OOM to the end of this process in ns; negative if the process ended first. `None` if it ended much later or
+    /// not at all.
     ended: Option<i64>,
     ran_out: bool,
 }

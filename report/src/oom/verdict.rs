@@ -50,7 +50,7 @@ pub(super) fn verdict(
         words.push(format!("fits without {}'s growth ({left} free)", holder_label(holder, own)));
     }
     if words.is_empty() {
-        // In a process that started recently, memory that it has set up is not growth.
+        // In a process that started recently, memory allocated during the setup is not growth.
         words.extend(findings::retained(report, device, oom).map(|retained| {
             let advice = retained.advice.map(|advice| format!(" ({advice})")).unwrap_or_default();
             format!("fits without what is kept: {}{advice}", retained.what)

@@ -141,7 +141,7 @@ pub(crate) fn and_more(count: usize, shown: usize) -> String {
     if count > shown { format!(" and {} more", count - shown) } else { String::new() }
 }
 
-/// Returns sentences on claims of processes that contradict each other.
+/// Returns warnings if several users have a job of this name, or several processes claim the same rank.
 fn warnings(rows: &[&Member]) -> Vec<String> {
     let mut warnings = Vec::new();
     let users: BTreeSet<&String> = rows.iter().filter_map(|member| member.who.get("user")).collect();
