@@ -9,7 +9,7 @@ pub(crate) const OK: u8 = 0;
 pub(crate) const USAGE: u8 = Kind::Usage as u8;
 /// `doctor`: at least one check failed.
 pub(crate) const CHECK_FAILED: u8 = 10;
-/// `run`: gpumemctl itself failed. The codes of `run` are those of env(1), timeout(1) and nohup(1).
+/// `run`: gpumemctl itself failed. The exit codes of `run` are those of env(1), timeout(1) and nohup(1).
 pub(crate) const RUN_FAILED: u8 = Kind::RunFailed as u8;
 /// `run`: added to the number of the signal that ended the command.
 pub(crate) const RUN_SIGNAL: u8 = 128;
@@ -90,7 +90,7 @@ pub(crate) fn code(error: &anyhow::Error) -> u8 {
     }
 }
 
-/// Returns the kind of an error in a chain of causes; `None` if its cause decides the kind.
+/// Returns the kind of an error in a chain of causes; `None` if the next cause decides.
 fn kind_of(error: &(dyn std::error::Error + 'static)) -> Option<Kind> {
     use std::io::ErrorKind;
     let missing =

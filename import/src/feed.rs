@@ -24,10 +24,10 @@ const MAX_PLACES: usize = 5;
 /// Maximum number of allocation names of a process. Further allocations get the name [`MORE_NAMES`], which limits the memory.
 const MAX_NAMES: usize = 1 << 16;
 const MORE_NAMES: &str = "(more names)";
-/// Maximum number of allocations of a process with a record each. Further allocations with the same name are added up.
+/// Maximum number of allocations of a process that get a record each. Further allocations with the same name are summed.
 const MAX_ROWS: u64 = 1 << 18;
 
-/// Number of places in a file that cannot be read, and the first of these places.
+/// Places in a file that cannot be read: their number, and the first of them.
 #[derive(Debug, Default)]
 pub(super) struct Rejects {
     pub count: u64,
@@ -198,7 +198,7 @@ impl Piece {
 pub(super) struct ProcessFeed {
     pub key: ProcessKey,
     seq: u64,
-    /// Number of addresses generated so far; the next allocation begins after them.
+    /// Number of generated addresses so far; the next allocation begins after these.
     used: u64,
     tags: HashMap<String, u32>,
     devices: BTreeSet<u8>,

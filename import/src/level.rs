@@ -16,7 +16,7 @@ pub(super) struct Total {
     bytes: u64,
     /// Number of live allocations.
     live: usize,
-    /// Addresses of live allocations, by their size.
+    /// Addresses of live allocations, by size in bytes.
     rows: BTreeMap<u64, Vec<u64>>,
 }
 
@@ -63,8 +63,8 @@ impl Total {
         Some(address)
     }
 
-    /// Frees `bytes`: repeatedly the largest allocation that is not larger, else the smallest one, of which the excess is
-    /// allocated again.
+    /// Frees `bytes`: repeatedly the largest allocation that is not too large. If all are too large, frees the smallest one and
+    /// allocates the excess again.
     fn fall(&mut self, process: &mut ProcessFeed, feed: &mut Feed<'_>, slot: u8, bytes: u64) {
         let mut left = bytes;
         while left > 0 {
@@ -83,7 +83,7 @@ impl Total {
 /// The memory of a device at one time, as a list of allocations with names.
 #[derive(Debug, Default)]
 pub(super) struct Composition {
-    /// Allocations of the list with their addresses; `None` for one of 0 bytes.
+    /// Each allocation of the list with its address; `None` for an allocation of 0 bytes.
     held: Vec<Option<(Piece, u64)>>,
 }
 

@@ -83,7 +83,7 @@ fn place(counter: &str) -> Option<Place> {
 
 #[derive(Debug, Default)]
 struct Counter {
-    /// Number of values.
+    /// Number of values of the counter.
     readings: u64,
     peak: u64,
     last: u64,
@@ -128,7 +128,7 @@ impl Counter {
 struct Reading {
     time_us: u64,
     bytes: u64,
-    /// Index of the counter.
+    /// Index of the counter in the list of counters.
     counter: usize,
 }
 

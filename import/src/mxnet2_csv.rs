@@ -133,7 +133,7 @@ struct Device {
     amendment: Option<i64>,
 }
 
-/// Requested and actual bytes of the allocations with one name.
+/// Requested and allocated bytes of all allocations with one name.
 #[derive(Debug, Default)]
 struct Rounding {
     requested: u64,

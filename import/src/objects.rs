@@ -25,7 +25,7 @@ pub(super) enum Next {
 
 pub(super) struct Objects<R> {
     reader: R,
-    /// Name of the array, with its quotes. Everything before this name is skipped.
+    /// Name of the array in the file, with quotes. Everything before this name is skipped.
     key: &'static [u8],
     /// While searching for the array: number of bytes of `key` that match so far. `None` inside the array.
     matched: Option<usize>,

@@ -32,7 +32,7 @@ use std::io::{self, Write};
 /// Maximum number of categories in a counter event: the largest ones. The others are summed as one.
 const CATEGORIES: usize = 60;
 
-/// An event with its absolute time, which is written as a time since the first event.
+/// An event before it is written. Its time is absolute; the file has the time since the first event.
 #[derive(Default)]
 struct Event<'r> {
     time_ns: u64,
@@ -43,7 +43,7 @@ struct Event<'r> {
     thread: u32,
     /// Arguments of the event; those that are null are not written.
     values: Vec<(&'static str, Value)>,
-    /// Further arguments: names, and one amount for each.
+    /// Further arguments of a counter event: names, and one amount for each name.
     amounts: (&'r [String], &'r [i64]),
 }
 
@@ -173,7 +173,8 @@ fn of_device<'r>(
         events.push(Event { amounts: (&tracked.names, amounts), ..event });
     }
     if tracked.moments.is_empty() {
-        // Runs of older versions have only buckets. Uses their last values, because the time of the highest is unknown.
+        // Runs of older versions have only buckets (intervals). Uses their last values, because the time of the highest is
+        // unknown.
         let buckets = device.series.buckets.iter();
         events.extend(
             buckets.filter_map(|bucket| Some(counter("tracked", bucket.time_ns, bucket.tracked?.last))),

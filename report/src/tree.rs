@@ -19,8 +19,8 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// Maximum depth of a path; deeper components become one name. Readers of nested JSON are limited to 128 levels, and a node of
-/// the tree uses two.
+/// Maximum number of components in a path; deeper ones become one name. Readers of nested JSON are limited to 128 levels, and a
+/// node of the tree uses two.
 const DEEPEST: usize = 40;
 
 /// A node of the tree.

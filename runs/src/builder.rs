@@ -243,8 +243,8 @@ impl RunBuilder {
         self.source.kind == "recording" || self.snapshot.is_some()
     }
 
-    /// Returns the number of records that the process emitted before a recording of it began. The recording lacks them, but they
-    /// are not lost. 0 if the recording began before the process.
+    /// Returns the number of records that the process emitted before its recording began. The recording lacks these, but they are
+    /// not lost. Returns 0 if the recording began before the process.
     fn before_recording(&self, coverage: &gpumem_ledger::Coverage) -> u64 {
         if self.source.kind == "recording" && coverage.held_before.is_some() { coverage.before } else { 0 }
     }
@@ -260,8 +260,8 @@ impl RunBuilder {
         let covered = process.coverage.covered;
         let last = complete(covered, account);
         let mut last_moment = last_moment(covered, account, snapshot.now_ns);
-        // The driver frees the memory of a process before the ledger learns of its end. A reading in between does not list the
-        // process, which does not make the last sample invalid.
+        // The driver frees the memory of a process before the ledger learns of the process's end. A reading between these does
+        // not list the process; the last sample is valid nevertheless.
         let is_listed = |sample: &ClosedSample| sample.used_bytes != Err(Absence::NotListed);
         if process.ended.is_some() && last.is_some() && !account.latest.as_ref().is_none_or(is_listed) {
             last_moment.used_absence = None;
@@ -362,7 +362,7 @@ fn ooms_of(process: &ProcessView, account: usize, now_ns: u64) -> Vec<run::Oom> 
         |(time_ns, status)| gpumem_model::ending::Ending::of_facts(&process.facts.seen, time_ns, status);
     let (mut ended, mut now_ns) = (process.ended, now_ns.max(process.heard_ns));
     if ended.and_then(ending).is_some_and(|ending| ending.is_named) {
-        // The process ended for another known reason. So it survived each OOM, and none is suspected.
+        // The process ended for another known reason. So it survived each OOM, and no OOM is suspected.
         ooms.retain(|oom| oom.kind != OomKind::Suspected);
         (ended, now_ns) = (None, u64::MAX);
     }
@@ -414,7 +414,7 @@ impl Tenants {
     }
 }
 
-/// Returns whether an account (the memory of a process on one device) has bytes to report.
+/// Returns whether an account (memory of a process on one device) has bytes to report.
 fn has_bytes(account: &AccountView) -> bool {
     account.tracked_bytes != 0
         || account.peak.tracked_bytes != 0

@@ -131,7 +131,7 @@ pub fn read(input: Input) -> Result<Exported, Error> {
     let at = head.len();
     let head = first_line(&head, &path)?;
     let mut body = Vec::new();
-    // Two more bytes than the run are read, to find out whether only a line end follows it.
+    // Reads two bytes more than the run has, to find out whether only a line end follows it.
     reader.by_ref().take(head.bytes as u64 + 2).read_to_end(&mut body).map_err(failed(at))?;
     let damaged = |offset: usize, what: String| Error::Damaged {
         path: path.clone(),

@@ -4,8 +4,8 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
-/// Number of bytes from which the format is recognised. Real training logs have some 100 KB of other text before the first
-/// record.
+/// Number of bytes at the start of a file from which the format is recognised. Real training logs have some 100 KB of other text
+/// before the first record.
 pub const HEAD_BYTES: usize = 1 << 20;
 /// Maximum length of a line; a longer line is skipped.
 const MAX_LINE_BYTES: usize = 1 << 20;

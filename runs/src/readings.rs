@@ -64,7 +64,7 @@ pub(crate) struct Reading {
     pub listed: ListedProcesses,
 }
 
-/// The last readings of each device. A run states which other processes its last sample's reading listed. When the run is made,
+/// The last readings of each device. A run lists the other processes in the reading of its last sample. When the run is made,
 /// these may have ended or may have newer samples.
 #[derive(Debug, Default)]
 pub(crate) struct RecentReadings {

@@ -6,8 +6,7 @@ use gpumem_ledger::{Origin, ProcessKey};
 use gpumem_wire::{Body, CodecError, MAJOR, Record, Stamp, frame};
 use std::io::{self, Read, Write};
 
-/// Number of bytes that are read or written at once, greater than the longest frame. Fuzzing reads many small files, so it uses
-/// less.
+/// Number of bytes to read or write at once; it exceeds the longest frame. Fuzzing reads many small files, so it uses less.
 const CHUNK_BYTES: usize = if cfg!(fuzzing) { 66 << 10 } else { 1 << 20 };
 const _: () = assert!(CHUNK_BYTES > frame::PREFIX_BYTES + frame::MAX_FRAME_BYTES);
 
@@ -68,7 +67,7 @@ impl<W: Write> Writer<W> {
 
 /// Tracks the origin of the records in a recording: the host or a process.
 struct Origins {
-    /// Origin of the next records; `None` before the first record that names one.
+    /// Origin (host or process) of the next records; `None` before the first record that states one.
     now: Option<Origin>,
     /// Whether an `Origin` record was read. After it, `Hello` records no longer change the origin.
     has_origin_record: bool,
@@ -90,7 +89,7 @@ impl Origins {
             Body::Hello { start_ticks, .. } if !self.has_origin_record => {
                 self.now = Some(Origin::Process(ProcessKey { pid: thread, start_ticks }));
             }
-            // These records mean the same for every origin, so an unknown origin is taken for the host.
+            // These records mean the same for every origin, so the host is assumed if the origin is unknown.
             Body::ClockAnchor { .. } | Body::Device { .. } => return self.now.or(Some(Origin::Host)),
             _ => {}
         }

@@ -88,7 +88,7 @@ pub(crate) fn get_by_curl(url: &str, within: Duration) -> Reply {
     Ok((status.ok_or("curl printed no status")?, Bytes::copy_from_slice(body)))
 }
 
-/// Returns why the listening process may not answer, according to /proc.
+/// Returns why the listening process may not answer, as far as /proc shows it.
 fn why_silent(pid: Option<i32>) -> String {
     let Some(pid) = pid.filter(|pid| *pid > 0) else { return "is its process stopped?".into() };
     let stat = u32::try_from(pid).ok().and_then(Stat::of_pid);

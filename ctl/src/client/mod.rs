@@ -30,7 +30,7 @@ const RUNS: Duration = Duration::from_secs(30);
 pub(crate) struct Daemon {
     /// The daemon's control socket.
     pub socket: search::Socket,
-    /// Upper limit of the timeout of each request.
+    /// Upper limit for the timeout of each request.
     max_timeout: Duration,
 }
 

@@ -52,7 +52,7 @@ struct Data {
 pub(crate) enum Wrong {
     /// Prometheus refuses the query, with this message.
     Refused(String),
-    /// The result has this type, not vector.
+    /// The result has this type instead of `vector`.
     Kind(String),
     /// The reply is not from a Prometheus.
     Foreign,

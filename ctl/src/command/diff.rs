@@ -51,7 +51,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
 }
 
-/// Returns whether the figure of `--of` is within `--fail-above`; `None` without a limit.
+/// Returns whether the amount of `--of` is within the limit of `--fail-above`; `None` without a limit.
 fn verdict(diff: &Diff<'_>, args: &Args) -> Result<Option<Verdict>> {
     let Some(limit) = args.fail_above else { return Ok(None) };
     let of = match &args.of {

@@ -164,7 +164,7 @@ fn uid_of_run(run: &Run, id: Option<&str>, args: &Export) -> Result<String> {
             return Ok(stored.uid);
         }
     }
-    // The daemon makes the uid of a live process in the same way.
+    // Makes the uid that the daemon gives to a live process.
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     Ok(format!("{}:{}:{}", boot.trim_end(), run.process.pid, run.process.start_ticks))
 }

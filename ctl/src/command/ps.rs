@@ -198,7 +198,7 @@ fn seconds(ms: u64) -> String {
     format!("{}.{} s", ms / 1000, ms / 100 % 10)
 }
 
-/// Amounts of a device in steps of the last printed digit. If they add up to the device's size, the rounded ones do too.
+/// Amounts of a device, rounded to the last printed digit. If the exact amounts add up to the device's size, these do too.
 pub(super) struct DeviceAmounts {
     /// Used memory of each process of the device, with the index of its row in [`Ps::processes`].
     pub(super) processes: Vec<(usize, Option<i64>)>,

@@ -71,7 +71,7 @@ pub(super) struct Arena {
     seen: HashMap<u64, u32>,
     /// Index of the extent that may still grow in place.
     growing: u32,
-    /// Number of items put into containers; shared items count once for each container.
+    /// Number of items put into containers so far; shared items count once for each container.
     pub filled: u64,
 }
 

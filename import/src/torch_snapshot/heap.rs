@@ -49,7 +49,7 @@ impl Default for Heap {
     }
 }
 
-/// Sizes in bytes by which expandable segments grow, for small and for large blocks.
+/// Sizes in bytes by which expandable segments grow: for small blocks, then for large blocks.
 const SMALL_PART: u64 = 2 << 20;
 const LARGE_PART: u64 = 20 << 20;
 /// Maximum number of pieces that all splits of expandable segments add: enough for 5 TiB in parts of 20 MiB.

@@ -132,7 +132,7 @@ pub(super) struct Snapshot {
     pub unknown_actions: Unknown,
     /// Unknown states of blocks. These blocks count as in use.
     pub unknown_states: Unknown,
-    /// Number of entries in the history of host memory, which is not replayed.
+    /// Number of entries in the history of host memory; these are not replayed.
     pub host_entries: u64,
     pub streams: Streams,
     /// Text of the allocator's settings.
@@ -335,7 +335,7 @@ impl Snapshot {
         })
     }
 
-    /// Reads a block; returns its end address, or `None` if its address or size is impossible. `defaults` has the segment's
+    /// Reads a block. Returns its end address, or `None` if its address or size is impossible. `defaults` has the segment's
     /// values, and the end of the previous block as address, for files without `address`. `limit` is the end of the segment.
     fn block(
         &mut self,
@@ -425,7 +425,7 @@ impl Snapshot {
         Ok(())
     }
 
-    /// Returns the number of a pool, which the history names by two numbers.
+    /// Returns the number of a pool; the history identifies a pool by two numbers.
     fn pool(&mut self, walk: &Walk<'_>, pool: Ref) -> Result<u32, Unfit> {
         let mut name = [0; 2];
         walk.each(pool, |index, part| {

@@ -54,13 +54,13 @@ struct Device<'a> {
     heap: Heap,
     /// State of the allocator in the snapshot.
     end: Heap,
-    /// Block size in bytes of each history entry, 0 if unknown.
+    /// Size of the block of each history entry in bytes; 0 if unknown.
     sizes: Vec<u64>,
     /// Names of the profiler ranges that are open.
     scopes: Vec<Ref>,
     /// Bytes in live blocks.
     used_bytes: u64,
-    /// Bytes that the allocator got from the driver (pieces).
+    /// Bytes that the allocator got from the driver.
     reserved_bytes: u64,
     next_event: usize,
     next_annotation: usize,

@@ -92,7 +92,7 @@ impl Stacks {
             } else if frame.role == Role::Workspace {
                 role = Role::Workspace;
             } else if phase == Phase::Unknown {
-                // The innermost frame that indicates a phase decides; the loop goes from the innermost frame outwards.
+                // The innermost frame that indicates a phase decides. The loop goes from the innermost frame outwards.
                 phase = frame.phase;
                 role = if role == Role::Unknown { frame.role } else { role };
             }
@@ -170,7 +170,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// Returns a text as one component of a tag path. Replaces slashes, and control characters, which a terminal would execute.
+/// Returns a text as one component of a tag path. Replaces slashes and control characters, which a terminal would interpret.
 pub(super) fn part(text: &str) -> String {
     let clean = text.chars().map(|letter| if letter == '/' || letter.is_control() { '.' } else { letter });
     let mut part = String::new();

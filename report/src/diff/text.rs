@@ -312,7 +312,7 @@ struct Page {
 }
 
 impl Page {
-    /// Adds the rows of a table. `moments` are the moments of its columns; empty if the table sums several devices.
+    /// Adds the rows of a table. `moments` are those of its columns, to mark amounts from older readings; may be empty.
     fn add(&mut self, shown: &Shown, by: GroupBy, moments: &[&Moment]) {
         let is_carried = |row: &Row, column: usize| {
             row.part.rests_on_gap() && moments.get(column).is_some_and(|moment| has_older_gap(moment))

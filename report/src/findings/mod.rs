@@ -72,8 +72,7 @@ pub struct Finding {
     /// NVML index of the device; `None` if it is about the whole run.
     pub device: Option<u16>,
     pub bytes: i64,
-    /// `bytes` as a fraction (0 to 1) of the process's used bytes at that time; for [`Kind::OtherProcesses`] of the device's
-    /// size.
+    /// Fraction (0 to 1) that `bytes` are of the process's used bytes; for [`Kind::OtherProcesses`] of the device's size.
     pub share: f64,
     /// Confidence of the statistical test, 0 to 1; `None` if no test was needed.
     pub confidence: Option<f64>,

@@ -21,7 +21,7 @@ pub const ALPHA: f64 = 0.001;
 /// The points are split if two lines leave at most this fraction of the squared residuals of one line.
 const CUT: f64 = 0.35;
 const LEAST_PART: usize = 4;
-/// If all residuals are below this fraction of the total rise, the points count as a line, even if the residuals are correlated.
+/// If the residuals (root mean square) are below this fraction of the rise, the points count as a line, even if correlated.
 const LINE: f64 = 0.02;
 /// A rise of this many times the spread around the line is a trend, however strongly adjacent points are correlated.
 const CLEAR: f64 = 6.0;

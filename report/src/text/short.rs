@@ -112,7 +112,7 @@ fn state(run: &Run, times: Times) -> String {
     }
 }
 
-/// A row of the table.
+/// A row of the table before it is aligned.
 struct Line {
     /// Name of the row, and its amount as printed.
     cells: [String; 2],
@@ -209,7 +209,7 @@ fn rows(
 /// Shares of a total in tenths of a per cent, rounded so that they add up as printed.
 struct Shares {
     total: i64,
-    /// Sum of the amounts so far, in bytes.
+    /// Sum of the amounts handled so far, in bytes.
     bytes: i64,
     /// Sum of the printed shares so far, in tenths of a per cent.
     printed: i64,
@@ -271,7 +271,7 @@ fn data(report: &Report<'_>) -> String {
     words.join("; ")
 }
 
-/// Adds at most `max_notes` notes, and the number of the others.
+/// Adds at most `max_notes` notes (the run's caveats), and the number of the others.
 fn notes(run: &Run, max_notes: usize, out: &mut Lines) {
     let shown = if run.caveats.len() > max_notes { max_notes.saturating_sub(1) } else { run.caveats.len() };
     let (shown, others) = run.caveats.split_at(shown);

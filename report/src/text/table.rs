@@ -46,7 +46,7 @@ pub(super) fn printed(statement: &Statement, unit: Unit) -> Vec<Columns> {
     steps
 }
 
-/// A statement with its amounts as printed.
+/// A statement (memory as rows that add up) with its amounts as printed.
 pub(crate) struct Shown {
     pub(crate) statement: Statement,
     pub(crate) unit: Unit,
@@ -90,7 +90,7 @@ impl Shown {
 #[allow(missing_docs)]
 pub struct PrintedRow {
     pub part: Part,
-    /// Number of rows that contain this row.
+    /// Number of rows that contain this row; determines the indentation.
     pub depth: usize,
     /// Name, without control characters.
     pub name: String,
@@ -129,7 +129,7 @@ pub(super) fn table(report: &Report<'_>, device: &Device, times: Times, shown: &
     }
 }
 
-/// Returns the note after a row: how reliable it is, or why it is unknown.
+/// Returns the note after a row: how reliable its amount is, or why the amount is unknown.
 pub(crate) fn note(row: &Row, device: &Device) -> String {
     let is_negative = |bytes: &Option<i64>| bytes.is_some_and(|bytes| bytes < 0);
     let negative = row.bytes.iter().any(is_negative);

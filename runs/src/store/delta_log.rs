@@ -94,7 +94,7 @@ impl DeltaLog {
         self.runs.insert(id, LoggedRun { written_ns, identity, hashes, ..LoggedRun::default() });
     }
 
-    /// Returns whether the run must be written to the database, because columns that queries use have changed.
+    /// Returns whether a checkpoint must write the run to the database, because columns that queries use have changed.
     pub(super) fn needs_row(&self, id: i64, identity: u64) -> bool {
         self.runs.get(&id).is_none_or(|run| run.identity != identity)
     }
@@ -104,7 +104,7 @@ impl DeltaLog {
         self.runs.remove(&id);
     }
 
-    /// Returns whether no run gets entries.
+    /// Returns whether no run of this process gets entries.
     pub(super) fn is_idle(&self) -> bool {
         self.runs.is_empty()
     }

@@ -34,7 +34,7 @@ pub struct RunSummary {
     pub uid: String,
     /// Time of the first write, in seconds since 1970.
     pub stored_s: i64,
-    /// Number of the part of the process's life, from 1.
+    /// Number of this part of the process's life, from 1.
     pub part: u32,
     /// Id of the preceding part of the life, if it is still stored.
     pub continues: Option<RunId>,
@@ -194,7 +194,7 @@ impl Store {
         log.append_heartbeat(heartbeat).map_err(|error| StoreError::io(&self.path, error))
     }
 
-    /// Stores a completed run, such as an import; returns its id and true. If a run with this uid is stored already, changes
+    /// Stores a completed run, such as an import, and returns its id and true. If the store has a run with this uid, changes
     /// nothing and returns that run's id and false.
     pub fn insert(&mut self, run: &Run, uid: &str) -> Result<(RunId, bool)> {
         self.store_new(run, uid, 1, None).map(|(id, new)| (id, new.is_some()))
@@ -264,8 +264,8 @@ impl Store {
         Ok(id.map(RunId))
     }
 
-    /// Stores a new run: part `part` of a process's life. Returns its id and `written_ns`; if it is stored already, its id and
-    /// `None`.
+    /// Stores a new run as part number `part` of a process's life. Returns its id and `written_ns`, or its id and `None` if the
+    /// store has it already.
     fn store_new(
         &mut self,
         run: &Run,

@@ -7,7 +7,7 @@ use super::tables::{execute, maybe_unsigned, unsigned};
 use super::writer::{Writer, writer};
 use rusqlite::{OptionalExtension, Row};
 
-/// Reads the columns that [`deletable_runs`] and [`is_in_use`] need.
+/// SQL that selects the columns which [`deletable_runs`] and [`is_in_use`] need.
 const SELECT: &str =
     "SELECT id, written_s, writer_pid, writer_start, writer_boot, pid, start_ticks, life, rolled_ns, owner_uid, weight
     FROM run";

@@ -35,8 +35,8 @@ pub(super) trait Table: Default {
     fn take(row: &Row<'_>) -> Result<Self>;
 }
 
-/// Declares the columns of a table and the fields in them. A field without a column is not stored, which the store's round-trip
-/// test detects.
+/// Declares the columns of a table and the fields stored in them. A field without a column is not stored, which the store's
+/// round-trip test detects.
 macro_rules! columns {
     ($value:ty: $table:literal ($($key:literal),+) { $( $($column:literal),+ => $($field:ident).+; )* }) => {
         impl Table for $value {
@@ -245,7 +245,7 @@ pub(super) fn from_json<T: DeserializeOwned>(row: &Row<'_>, at: usize) -> Result
     serde_json::from_str(text).map_err(|error| Error::FromSqlConversionFailure(at, Type::Text, error.into()))
 }
 
-/// Collects rows of (index, value), sorted by index, into a list; the indexes must be 0, 1, 2, ...
+/// Collects rows (index, value) that are sorted by index into a list. Fails unless the indexes are 0, 1, 2, ...
 pub(super) fn dense<T>(what: &str, rows: impl Iterator<Item = Result<(i64, T)>>) -> Result<Vec<T>> {
     let checked = rows.zip(0..).map(|(row, expected)| match row? {
         (idx, value) if idx == expected => Ok(value),

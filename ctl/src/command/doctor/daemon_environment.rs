@@ -16,7 +16,7 @@ const HOST_NAMESPACE: &str = "pid:[4026531836]";
 const PORT: ([u8; 4], u16) = ([127, 0, 0, 1], 9837);
 /// Timeout for systemctl, which answers within milliseconds unless its bus hangs.
 const SYSTEMCTL: Duration = Duration::from_secs(3);
-/// Difference in ns from which clocks are of different time namespaces. It is more than the duration of a request.
+/// Difference in ns above which two clocks count as different time namespaces. It exceeds the duration of a request.
 const CLOCKS_APART: u64 = 2_000_000_000;
 
 pub(super) fn check(report: &DoctorReport, findings: &mut Vec<Finding>) {

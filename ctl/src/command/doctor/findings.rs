@@ -21,7 +21,7 @@ impl DoctorReport {
         doctor.facts.iter().find(|(fact, _)| fact == name).map(|(_, value)| value.as_str())
     }
 
-    /// Returns the numbers of bad findings, warnings, unknown ones and ok ones.
+    /// Returns the numbers of findings that are bad, warnings, unknown and ok.
     fn counts(&self) -> [usize; 4] {
         [State::Bad, State::Warn, State::Unknown, State::Ok]
             .map(|state| self.findings.iter().filter(|finding| finding.state == state).count())

@@ -45,7 +45,7 @@ pub(crate) fn run(args: &Args) -> Result<u8> {
     Ok(if is_bad { exit::CHECK_FAILED } else { exit::OK })
 }
 
-/// Runs all checks. The findings are sorted, the worst first.
+/// Runs all checks and returns the findings, the worst first.
 fn check(args: &Args) -> DoctorReport {
     let mut findings = Vec::new();
     let mut daemon = daemon_reply(args, &mut findings);

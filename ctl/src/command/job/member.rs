@@ -122,7 +122,7 @@ impl Member {
         }
     }
 
-    /// Returns the sum of the known values of each amount. Peaks have no sum, because they are of different times.
+    /// Returns the sum of each amount over those members that know it. Peaks have no sum, because they are of different times.
     pub(crate) fn summed(members: &[&Member]) -> ProcessAmounts {
         let all = |of: fn(&Member) -> Option<i64>| total(members.iter().filter_map(|member| of(member)));
         ProcessAmounts {
@@ -206,7 +206,7 @@ impl Sum {
         let highest = |amount: fn(&Member) -> Option<i64>| {
             let indexed = members.iter().enumerate().filter(|(_, member)| is_over || member.is_running());
             let known = indexed.filter_map(|(index, member)| Some((amount(member)?, Reverse(index))));
-            // Of several equal members this is the first, which has the lowest rank.
+            // Of several members with the same value, this is the first, which has the lowest rank.
             known.max().map(|(_, Reverse(index))| index)
         };
         let known = counted.iter().filter(|member| member.used_bytes.is_some()).count();

@@ -53,7 +53,7 @@ fn all(args: &Args) -> Result<String> {
     for member in members {
         jobs.entry(member.who.get("job").cloned()).or_default().push(member);
     }
-    // Processes without a job come last.
+    // The entry for processes without a job comes last.
     let mut jobs: Vec<(Option<String>, Vec<Member>)> = jobs.into_iter().collect();
     jobs.sort_by_key(|(job, _)| job.is_none());
     let jobs: Vec<_> = jobs.into_iter().map(|(job, members)| (job, Sum::of(&members), members)).collect();

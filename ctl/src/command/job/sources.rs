@@ -69,7 +69,7 @@ fn latest(mut runs: Vec<RunReply>) -> Vec<Member> {
     runs.retain(|reply| is_open(reply) || instance(reply) == newest);
     let mut members: Vec<Member> = runs.iter().flat_map(|reply| Member::of_run(&reply.run)).collect();
     members.sort_by_key(|member| (!member.is_running(), std::cmp::Reverse(member.start_ticks)));
-    // If a rank was restarted, only its newest process counts, also if an earlier one used another device.
+    // If a rank was restarted, only its newest process counts, even if an earlier one used another device.
     let mut newest = BTreeMap::new();
     members.retain(|member| {
         let Some(rank) = member.rank else { return true };

@@ -212,7 +212,7 @@ pub(crate) fn all(jobs: &[(Option<String>, Sum, Vec<Member>)], prometheus: Optio
         });
         let mut amounts = Member::summed(&members.iter().collect::<Vec<_>>());
         if sum.uncovered > 0 {
-            // Members without an agent have no tracked bytes, so the sums of the other columns would not add up to `used`.
+            // Members without an agent have no tracked bytes, so the other columns would not add up to `used`.
             amounts = ProcessAmounts { used_bytes: amounts.used_bytes, ..ProcessAmounts::default() };
         }
         let mut notes = Vec::new();

@@ -23,7 +23,7 @@ pub(super) struct Found {
 
 pub(super) enum What {
     One(Box<One>),
-    /// Title of a group, and the runs of its processes.
+    /// Several processes: a title for the group, and their runs.
     Group(String, Vec<Run>),
 }
 
@@ -113,7 +113,7 @@ pub(crate) fn stored_runs_of_job(job: &str, store: &StorePath) -> Result<Vec<Run
     const SEARCHED: usize = 1024;
     let Some(store) = open(store)? else { return Ok(Vec::new()) };
     let mut found = Vec::new();
-    // If the life of a process is stored in parts, only the newest part counts.
+    // If the life of a process is stored in several parts, only the newest part counts.
     let counts = |run: &RunSummary| run.source_kind == "daemon" && !matches!(run.state, State::Rolled { .. });
     for summary in store.list()?.into_iter().take(SEARCHED).filter(counts) {
         let reply = load(&store, summary.id)?;
@@ -133,7 +133,7 @@ pub(crate) fn around(around: TimeWindow, args: &Args) -> Result<Vec<RunReply>> {
             Clock::Monotonic { wall_offset_ns } => i64::try_from(time_ns?).ok()?.checked_add(wall_offset_ns?),
             Clock::Lines => None,
         };
-        // Runs outside of the time are skipped by their summary, because loading a run is slow.
+        // Runs outside of the searched time are skipped by their summary, because loading a run is slow.
         let (Some(first), Some(last)) = (wall_ns(summary.started_ns), wall_ns(summary.last_ns)) else {
             continue;
         };
@@ -337,7 +337,7 @@ pub(crate) fn newest(args: &Args) -> Result<Option<Found>> {
         if !args.with_oom {
             return Ok(None);
         }
-        // Memory has not run out in any run, and the report on the newest run states that.
+        // No run has run out of memory; the report on the newest run states this.
         return newest(&Args { with_oom: false, ..args.clone() });
     };
     let process = &reply.run.process;

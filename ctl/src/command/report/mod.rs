@@ -281,7 +281,7 @@ pub(crate) fn file_of(drawing: &Drawing, svg: bool, pdf: bool) -> Result<Vec<u8>
     })
 }
 
-/// Removes all devices but the named one from runs. Fails if no run has memory on that device.
+/// Removes all devices but the one called `name` from the runs. Fails if no run has memory on that device.
 fn only(runs: &mut [Run], name: &str) -> Result<()> {
     let mut known: Vec<(u32, String)> = Vec::new();
     for run in runs.iter_mut() {

@@ -111,7 +111,7 @@ fn ignored() -> u64 {
     u64::from_str_radix(status_field(&status, "SigIgn"), 16).unwrap_or(0)
 }
 
-/// Forwards a signal to the child, if the kernel or its sender has not sent it to the child too.
+/// Forwards a signal to the child, unless the kernel or the signal's sender has sent it to the child too.
 fn forward(origin: &Origin, child: u32) {
     let by_kernel = origin.cause == Cause::Kernel;
     let by_itself = match (origin.cause, origin.process) {
@@ -170,7 +170,7 @@ impl End {
         // Process 1 of a container cannot end itself by a signal.
         if !getpid().is_init() {
             let no_core = rustix::process::Rlimit { current: Some(0), maximum: Some(0) };
-            // The command has already dumped its core, if that is enabled; gpumemctl must not dump another one.
+            // The command has dumped its own core, if that is enabled; gpumemctl must not dump a second one.
             let _ = rustix::process::setrlimit(rustix::process::Resource::Core, no_core);
             let _ = signal_hook::low_level::emulate_default_handler(signal);
         }

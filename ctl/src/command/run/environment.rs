@@ -30,7 +30,7 @@ pub(crate) fn variables(
 ) -> Vec<(&'static str, OsString)> {
     let mut set = vec![("GPUMEM_JOB", OsString::from(job))];
     if let Some(library) = library {
-        // libcuda loads only one library, so the agent loads the one that was configured before.
+        // libcuda loads only one library, so the agent itself loads the library that the variable named before.
         if let Some(next) = variable("CUDA_INJECTION64_PATH").filter(|next| !is_agent(next, library)) {
             set.push(("GPUMEM_NEXT_INJECTION64_PATH", next.into()));
         }

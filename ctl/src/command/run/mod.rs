@@ -42,7 +42,7 @@ pub(crate) fn run(args: &Args) -> Result<u8> {
     Ok(end.finish())
 }
 
-/// The receiver of the agents' reports. It is empty if no daemon answers, or if the command writes a recording.
+/// The daemon that receives the agents' reports. Empty if no daemon answers, or if the command writes a recording.
 #[derive(Debug, Default)]
 pub(crate) struct Listener {
     /// The socket for agents. It may be reachable without the daemon's control socket.

@@ -86,7 +86,7 @@ fn open_log(path: &Path) -> std::io::Result<File> {
     OpenOptions::new().create(true).append(!grown).write(true).truncate(grown).mode(0o600).open(path)
 }
 
-/// Creates a directory if it is missing, and checks that only the user can write to it.
+/// Creates a directory if it is missing, and checks that only this user can write to it.
 fn own_directory(path: &Path) -> Result<(), String> {
     let failed = |error: std::io::Error| format!("{}: {error}", path.display());
     match DirBuilder::new().mode(0o700).create(path) {

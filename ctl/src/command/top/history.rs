@@ -20,7 +20,7 @@ pub(crate) struct Layer {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum LayerKind {
     Category(String),
-    /// Tracked memory that has no other layer.
+    /// Tracked memory that no other layer shows.
     Rest,
     PoolIdle,
     /// Memory of pools that report no blocks.
@@ -55,7 +55,7 @@ impl Layer {
 #[derive(Debug, Default)]
 pub(crate) struct History {
     points: BTreeMap<u64, Composition>,
-    /// Times of the points that were the latest of a reply; these points are kept.
+    /// Times of the points that were the latest of a reply; these points are not dropped.
     kept: VecDeque<u64>,
 }
 
@@ -136,7 +136,7 @@ pub(crate) fn draw(
     for (column, composition) in columns.iter().enumerate() {
         let Some(composition) = composition else { continue };
         let mut sum = 0_i64;
-        // Upper ends of the layers above the bottom, in eighths of a row.
+        // Upper end of each layer above the bottom of the chart, in eighths of a row.
         let ends: Vec<usize> = bytes(composition, layers)
             .into_iter()
             .map(|bytes| {
@@ -158,7 +158,7 @@ pub(crate) fn draw(
             let end = ends.get(lower).copied().unwrap_or(to).min(to);
             let glyph = BLOCKS.get((end - from).saturating_sub(1)).copied().unwrap_or('█');
             let color = |at: usize| layers.get(at).map(|layer| layer.color);
-            // A cell shows two layers: the lowest one, and above its end the one in the middle of the rest.
+            // A character cell shows two layers: the lowest one, and above its end the one in the middle of the rest.
             let upper = if end < to { layer_at((end + to) / 2).or(layer_at(end)) } else { None };
             let style = Style { color: color(lower), ground: upper.and_then(color), ..Style::PLAIN };
             screen.put(screen_row, screen_column, &glyph.to_string(), style);

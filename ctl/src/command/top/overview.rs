@@ -7,14 +7,14 @@ use gpumem_model::control::{DeviceRow, ProcessRow, Ps};
 use gpumem_model::units::{Unit, plural, signed};
 use gpumem_report::text::escape;
 
-/// Returns the number of rows for all devices and processes, with the two rows of headings and that of claimed devices.
+/// Returns the number of rows for all devices and processes, two rows of headings, and a row for devices that only agents report.
 pub(crate) fn height(ps: &Ps) -> usize {
     ps.devices.len() + ps.processes.len() + usize::from(!ps.claims.is_empty()) + 2
 }
 
 /// Columns (indices in [`ps::HEADS`]) that a narrow terminal omits, in this order.
 const OMITTED_FIRST: [usize; 4] = [6, 2, 3, 7];
-/// Index and maximum width of the column with the state of a process.
+/// Index of the column with the state of a process, and the column's maximum width.
 const STATE: usize = 3;
 const STATE_WIDTH: usize = 14;
 /// Minimum width that is left for commands.

@@ -15,7 +15,7 @@ use gpumem_report::{Composition, GroupBy, Part, Report, growth, iterations, oom,
 
 /// Times in seconds that the chart shows, up to now; `None` is the whole run. The key `w` cycles through them.
 const WINDOWS_S: [Option<u64>; 5] = [None, Some(3600), Some(600), Some(120), Some(30)];
-/// Kinds of rows, which the Tab key cycles through.
+/// Groupings of the table's rows, through which the Tab key cycles.
 const GROUPINGS: [GroupBy; 3] = [GroupBy::Layer, GroupBy::Structure, GroupBy::Tag];
 /// Maximum number of categories in the table.
 const CATEGORIES: usize = 12;
@@ -24,7 +24,7 @@ const CHART_ROWS: usize = 10;
 /// Rows below which there is no room for the chart; a sparkline takes its place.
 const CHART_FROM: usize = 16;
 
-/// A line below the chart.
+/// A line of the view below the chart.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Line {
     Blank,
@@ -43,9 +43,9 @@ pub(crate) struct Process {
     id: Option<String>,
     /// Reason why the latest reply has no run.
     error: Option<String>,
-    /// Kind of rows that the user has chosen.
+    /// Grouping that the user has chosen; `None` for the report's own.
     by: Option<GroupBy>,
-    /// Kind of rows in `panel`.
+    /// Grouping of the rows in `panel`.
     shown_by: Option<GroupBy>,
     /// Index of the shown device.
     device: usize,
@@ -60,7 +60,7 @@ pub(crate) struct Process {
     selected: usize,
     first: usize,
     width: usize,
-    /// Number of lines that fit on the screen.
+    /// Number of lines below the chart that fit on the screen.
     page: usize,
     /// A text that is shown in place of the view, and the index of its first visible line.
     text: Option<(String, usize)>,

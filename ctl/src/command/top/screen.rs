@@ -5,7 +5,7 @@ pub(crate) use gpumem_report::table::width as columns;
 use gpumem_report::text::wrapped;
 use unicode_width::UnicodeWidthChar;
 
-/// Numbers of bytes that were written to the terminal: for the last frame that changed it, and for all frames.
+/// Numbers of bytes written to the terminal: for the last frame that changed it, and for all frames.
 #[derive(Debug, Default, Clone, Copy)]
 pub(crate) struct Written {
     pub last: usize,
@@ -201,7 +201,7 @@ impl Screen {
     }
 }
 
-/// Collects bytes for the terminal, and knows the terminal's state after them.
+/// Collects bytes for the terminal, and tracks the terminal's state after these bytes.
 struct Pen {
     out: Vec<u8>,
     /// Row and column of the cursor; `None` if unknown.
@@ -238,7 +238,7 @@ impl Pen {
         self.set_style(cell.style);
         let mut bytes = [0; 4];
         self.out.extend_from_slice(character.encode_utf8(&mut bytes).as_bytes());
-        // The cursor is unknown behind a character whose width differs between terminals.
+        // After a character whose width differs between terminals, the cursor's position is unknown.
         let has_known_width = character.is_ascii() || is_block(character);
         self.cursor = has_known_width.then_some((row, column + 1));
     }

@@ -39,7 +39,7 @@ pub(crate) struct State {
     ps: Option<Ps>,
     /// Local time of the latest reply.
     updated_at: String,
-    /// Time since which the daemon does not reply, and the reason.
+    /// Time since which the daemon has not replied, and the reason.
     outage: Option<(Instant, String)>,
     list: List,
     process: Option<Process>,
@@ -49,7 +49,7 @@ pub(crate) struct State {
     paused: bool,
     /// Number of the list's rows that fit on the screen.
     page: usize,
-    /// Pid of the process to request from now on, if it has changed; the inner `None` requests none.
+    /// Pid of the process to request from now on, if it changed; the inner `None` requests no process.
     pub request: Option<Option<u32>>,
     pub written: Written,
 }

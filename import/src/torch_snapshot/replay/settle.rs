@@ -37,8 +37,8 @@ impl Replay<'_> {
         }
     }
 
-    /// Adds missing pieces (memory from the driver), and removes surplus pieces with their blocks. A piece whose memory the
-    /// snapshot has in differently split pieces stays.
+    /// Adds missing pieces (memory from the driver), and removes surplus pieces with their blocks. Keeps pieces that the snapshot
+    /// has too, even if it splits them differently.
     fn correct_pieces(&mut self, index: usize, end: &mut Heap) {
         let pieces: Vec<(u64, Piece)> =
             self.heap(index).pieces.iter().map(|(&start, &piece)| (start, piece)).collect();

@@ -230,7 +230,7 @@ fn tar_header(name: &str, bytes: usize, time_s: u64) -> [u8; BLOCK] {
     put(136, format!("{time_s:011o}\0").as_bytes());
     put(148, b"        0");
     put(257, b"ustar\x0000");
-    // The checksum is computed with blanks in its own field.
+    // The checksum is computed with blanks in the checksum's own field.
     let sum: u32 = header.iter().map(|byte| u32::from(*byte)).sum();
     for (place, byte) in header.iter_mut().skip(148).zip(format!("{sum:06o}\0 ").bytes()) {
         *place = byte;

@@ -27,7 +27,7 @@ const CUT: &str = "[secret]";
 
 #[derive(Debug, Default)]
 pub(super) struct Redactor {
-    /// Words with their replacements, the longest first.
+    /// Words to replace, each with its replacement, the longest word first.
     words: Vec<(String, String)>,
 }
 

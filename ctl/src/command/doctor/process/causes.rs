@@ -40,7 +40,7 @@ pub(super) fn variable(process: &ProcSnapshot, ancestors: &[ProcSnapshot]) -> (S
         path.is_some_and(|path| path.rsplit('/').next().is_some_and(|file| file.starts_with(AGENT)))
     };
     let name = |process: &ProcSnapshot| format!("{} (pid {})", process.comm, process.pid);
-    // Returns the child of an ancestor, on the way to the process.
+    // Returns the process that an ancestor started, in the chain down to the checked process.
     let child_of =
         |index: usize| index.checked_sub(1).and_then(|index| ancestors.get(index)).unwrap_or(process);
     let holder = ancestors.iter().position(has_it);

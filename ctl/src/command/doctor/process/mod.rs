@@ -223,7 +223,7 @@ impl ProcessCheck<'_> {
         }
     }
 
-    /// Explains by the ages of process and daemon why reports do not arrive although the process can reach the daemon.
+    /// Compares the ages of process and daemon, to explain why reports do not arrive although the process can reach the daemon.
     fn age(&mut self) {
         let up_s = self.report.daemon.as_ref().map(|(_, doctor)| doctor.uptime_s);
         let (Some(age_s), Some(up_s)) = (self.process.age_s, up_s) else { return };

@@ -16,7 +16,7 @@ pub(crate) struct ProcSnapshot {
     pub uid: Option<u32>,
     /// Pid of the parent process; `None` if it is not in this PID namespace.
     pub parent: Option<u32>,
-    /// The pid that the process itself has in its own PID namespace.
+    /// Pid of the process in its own PID namespace.
     pub own_pid: u32,
     /// Seccomp mode; 2 means that a filter of system calls is active.
     pub seccomp: u32,
