@@ -48,7 +48,7 @@ enum Columns {
         name: Option<usize>,
         used: usize,
     },
-    /// Columns for whole devices, without processes.
+    /// Columns about whole devices; such a file has no processes.
     Devices,
 }
 

@@ -19,7 +19,8 @@ use serde::Serialize;
 pub enum Source {
     /// PyTorch's own caching allocator.
     Pool,
-    /// The driver, which PyTorch asks for each tensor (`cudaMallocAsync`, or caching disabled): the run shows no pool of PyTorch.
+    /// The CUDA driver: PyTorch requests each tensor from it (`cudaMallocAsync`, or caching disabled), so the run has no PyTorch
+    /// pool.
     Driver,
 }
 

@@ -33,7 +33,7 @@ pub fn json(report: &Report<'_>) -> String {
         coverage: &run.coverage,
         // The reported part of the run; null if the whole run is reported.
         window: report.window,
-        // The working source of tags that gives the most precise names, such as `module path`; null if the agent reported none.
+        // The working source of tags with the most precise names, such as `module path`; null if the agent reported no sources.
         names: layers::level(&run.coverage.layers),
         // Counters and ranges that the program reported itself.
         #[serde(flatten)]

@@ -8,7 +8,7 @@ use gpumem_model::cell::without_sum;
 use gpumem_model::run::{Cell, Class, Run};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Tag that the agent uses for all source lines beyond those that it names individually.
+/// Tag that the agent gives to memory of all source lines for which it has no separate tag.
 const OTHER_LINES: &str = "(other lines)";
 /// Maximum number of groups of tag paths in a table.
 const MOST_GROUPS: usize = 16;

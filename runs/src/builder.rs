@@ -445,7 +445,7 @@ fn caveats_of(process: &ProcessView) -> Vec<Caveat> {
     caveats
 }
 
-/// Returns a caveat if the peak of the driver's own accounting differs from ours.
+/// Returns a caveat if the process's peak in the driver's own accounting differs from the peak that gpumemd computed.
 fn disagreement(device: &run::Device) -> Option<Caveat> {
     let accounting = device.accounting()?;
     let bytes = accounting.disagreement()?;

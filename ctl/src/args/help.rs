@@ -94,7 +94,7 @@ pub(crate) fn command() -> Command {
 }
 
 impl Cli {
-    /// Parses the arguments of the process. Help and version are errors too.
+    /// Parses the arguments of the process. Requests for help or the version are returned as errors too.
     pub(crate) fn from_process() -> Result<Self, clap::Error> {
         let mut parser = command();
         let matches = parser.try_get_matches_from_mut(std::env::args_os())?;

@@ -30,7 +30,7 @@ pub(crate) fn check_connection(socket: &Socket) -> Result<(), String> {
     block_on(async { connect(socket).await.map(drop) })
 }
 
-/// Sends a request without a body to a daemon.
+/// Sends a request without a body to a daemon, and returns the reply. `within` is the timeout.
 pub(crate) fn request(socket: &Socket, method: Method, path: &str, within: Duration) -> Reply {
     block_on(async {
         let stream = connect(socket).await?;

@@ -87,7 +87,7 @@ impl Daemon {
         self.get("/v1/ps", ANSWER)
     }
 
-    /// Returns the daemon's health, and its facts about a process.
+    /// Returns the daemon's report on its health, with facts about the process `pid` if it is given.
     pub(crate) fn doctor(&self, pid: Option<u32>) -> Result<Doctor> {
         let query = pid.map(|pid| format!("?pid={pid}")).unwrap_or_default();
         self.get(&format!("/v1/doctor{query}"), ANSWER)

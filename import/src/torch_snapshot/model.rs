@@ -80,7 +80,7 @@ pub(super) enum Action {
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Event {
     pub action: Action,
-    /// Address. For [`Action::Oom`], the free bytes of the device instead, `u64::MAX` if unknown.
+    /// Address of the entry's memory. For [`Action::Oom`], the free bytes of the device instead, `u64::MAX` if unknown.
     pub address: u64,
     /// Requested bytes, before they are rounded to a block size.
     pub bytes: u64,

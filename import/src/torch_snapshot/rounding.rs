@@ -3,7 +3,7 @@
 
 /// Sizes of blocks are multiples of this, in bytes.
 const BLOCK_BYTES: u64 = 512;
-/// Maximum request in bytes that is served from segments of small blocks.
+/// Maximum size in bytes of a request that is served from segments of small blocks.
 const SMALL_BYTES: u64 = 1 << 20;
 /// Size of segments for small blocks, in bytes.
 const SMALL_SEGMENT: u64 = 2 << 20;

@@ -21,9 +21,9 @@ use pools::{Key, Pair, Pool};
 
 /// Maximum size of a request, after rounding, that the small pool serves.
 const SMALL: u64 = MIB;
-/// Size in bytes of a segment of the small pool, or of a page of its expandable segments.
+/// Size in bytes of a segment of the small pool, and of a page of its expandable segments.
 const SMALL_SEGMENT: u64 = 2 * MIB;
-/// Size from which a request, after rounding, gets a segment made for it.
+/// A request of at least this size, after rounding, gets a new segment of its own size.
 const OWN_SEGMENT: u64 = 10 * MIB;
 /// The size of a segment made for one request is a multiple of this.
 const OWN_SEGMENT_STEP: u64 = 2 * MIB;

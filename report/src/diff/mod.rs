@@ -209,7 +209,7 @@ impl<'r> Diff<'r> {
     }
 }
 
-/// Returns for each side the names of the categories in which it has cells.
+/// Returns, for A and for B, the names of the categories in which the run has cells.
 fn known_names(report: &Report<'_>, joint: &PairedRun, by: GroupBy) -> [BTreeSet<String>; 2] {
     let mut known = [BTreeSet::new(), BTreeSet::new()];
     for (index, cell) in joint.run.cells.iter().enumerate() {

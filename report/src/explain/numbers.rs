@@ -99,7 +99,7 @@ fn yes_no(is: bool) -> &'static str {
     if is { "yes" } else { "no" }
 }
 
-/// Returns the row of a statement for ARGUMENT of words.toml.
+/// Returns the row of a statement that is named by ARGUMENT of words.toml.
 pub(super) fn row(name: &str) -> Option<Part> {
     PARTS.iter().find(|(other, _)| *other == name).map(|(_, part)| *part)
 }

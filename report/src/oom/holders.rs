@@ -56,7 +56,7 @@ pub(super) fn holders(
         let head = if index == 0 { "holders" } else { "" };
         lines.push(format!("{head:<8} {line}"));
     }
-    // Free memory, the last amount, is always shown; the others only if they are not zero.
+    // Free memory, the last amount, is always shown; each other amount only if it is not zero.
     let is_shown = |at: usize, bytes: i64, steps: i64| at == 4 || bytes != 0 || steps != 0;
     let beside = beside.iter().zip(steps.into_iter().skip(named.len())).enumerate();
     let beside = beside.filter(|(at, ((_, bytes), steps))| is_shown(*at, *bytes, *steps));

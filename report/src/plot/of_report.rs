@@ -269,7 +269,7 @@ fn frame(report: &Report<'_>, options: &Options) -> Frame {
 
 /// Returns notes on the picture's numbers, such as reasons why they are not exact.
 fn notes(report: &Report<'_>) -> Vec<String> {
-    /// Maximum number of the run's caveats that become notes.
+    /// Maximum number of caveats of the run that the picture shows as notes.
     const CAVEATS: usize = 3;
     let run = report.run;
     let mut notes = Vec::new();

@@ -10,7 +10,7 @@ use miniz_oxide::deflate::compress_to_vec_zlib;
 const SCALE: f64 = 2.0;
 /// Maximum number of pixels of a picture, more than any of our pictures has. Each pixel takes three bytes of memory.
 const MAX_PIXELS: usize = 32 << 20;
-/// Number of scan lines that are sampled in a row of pixels.
+/// Number of scan lines by which each row of pixels is sampled.
 const SAMPLES: u32 = 4;
 
 /// Error: the picture has too many pixels for PNG.
@@ -233,7 +233,7 @@ fn dashes(points: &[(f64, f64)], on: f64, off: f64) -> Vec<Vec<(f64, f64)>> {
     pieces
 }
 
-/// Returns the checksum of a PNG chunk.
+/// Returns the CRC-32 checksum of a PNG chunk.
 fn crc<'b>(bytes: impl Iterator<Item = &'b u8>) -> u32 {
     !bytes.fold(!0_u32, |sum, byte| {
         let sum = sum ^ u32::from(*byte);

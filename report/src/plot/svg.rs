@@ -5,7 +5,7 @@ use crate::encode::markup;
 use gpumem_model::escape::escape;
 use std::fmt::Write;
 
-/// Fonts with the widths that the layout uses. Text in a substitute font is compressed to that width.
+/// Fonts with the character widths that the layout uses. Text in another font is compressed to these widths.
 const FONTS: &str = "Helvetica, Arial, 'Liberation Sans', Arimo, sans-serif";
 
 impl Drawing {

@@ -20,7 +20,7 @@ struct Printed {
     untrackable: Option<i64>,
 }
 
-/// Adds the lines below the table of a device.
+/// Adds the lines of the bridge (from PyTorch's memory to nvidia-smi's) below the table of a device.
 pub(super) fn bridge(report: &Report<'_>, device: &Device, shown: &Shown, out: &mut Lines) {
     let Some(bridge) = Bridge::of(report.run, &device.last) else { return };
     let printed = printed(report, device, shown, &bridge);
@@ -43,7 +43,7 @@ pub(super) fn bridge(report: &Report<'_>, device: &Device, shown: &Shown, out: &
     }
 }
 
-/// Adds the lines for all devices together.
+/// Adds the lines of the bridge (from PyTorch's memory to nvidia-smi's) for all devices together.
 pub(super) fn of_all(report: &Report<'_>, out: &mut Lines) {
     let moments = report.run.devices.iter().map(|device| &device.last);
     let moments = moments.filter(|moment| moment.tracked_bytes.is_some()).cloned();

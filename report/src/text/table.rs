@@ -64,7 +64,7 @@ impl Shown {
         Shown { statement, unit, steps }
     }
 
-    /// Returns the rows as printed.
+    /// Returns the rows with their amounts as text.
     pub(crate) fn print(&self, device: &Device) -> Vec<PrintedRow> {
         let Shown { statement, unit, steps } = self;
         let row = |(index, row): (usize, &Row)| {

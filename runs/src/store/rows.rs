@@ -59,7 +59,7 @@ fn write_run(db: &Connection, id: i64, run: &Run) -> Result<bool> {
         State::Open => ("open", None),
         State::Closed { time_ns, status } => ("closed", Some((time_ns, status))),
         State::Interrupted => ("interrupted", None),
-        // The column `state` has no value for this state; `rolled_ns` marks it.
+        // The column `state` has no value for a rolled run (continued in the next part); `rolled_ns` marks it.
         State::Rolled { .. } => ("interrupted", None),
     };
     let rolled_ns = if let State::Rolled { time_ns } = run.state { Some(time_ns) } else { None };

@@ -6,7 +6,7 @@
 
 use super::packed::{put, take};
 
-/// Maximum number of pieces between two common pieces: the search for the next common piece stops after it.
+/// Maximum number of pieces, skipped and inserted ones together, before the next common piece.
 const AHEAD: usize = 16;
 
 /// Returns the difference from `old` to `new`. Compares both piece by piece; a piece ends with a comma.

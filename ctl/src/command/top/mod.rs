@@ -89,7 +89,7 @@ fn live(args: &Args) -> Result<()> {
     let terminal = Terminal::open(&input, terminal::output()?)?;
     events::typed_keys(input, events.clone());
     events::replies(args.socket.as_deref().map(Into::into), args.interval, requested, events);
-    let _ = request.send(args.pid); // fails if the receiving thread has ended, which is an event
+    let _ = request.send(args.pid); // if the receiving thread has ended, the queue has an event for it
     let mut shown: Option<Screen> = None;
     let ended = loop {
         let mut screen = Screen::new(size().unwrap_or((80, 24)), unicode(), colors());

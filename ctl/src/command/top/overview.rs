@@ -14,7 +14,7 @@ pub(crate) fn height(ps: &Ps) -> usize {
 
 /// Columns (indices in [`ps::HEADS`]) that a narrow terminal omits, in this order.
 const OMITTED_FIRST: [usize; 4] = [6, 2, 3, 7];
-/// Index of the column with the state of a process, and the column's maximum width.
+/// Index of the column with the state of a process; then the column's maximum width.
 const STATE: usize = 3;
 const STATE_WIDTH: usize = 14;
 /// Minimum width that is left for commands.

@@ -45,7 +45,7 @@ pub(crate) struct Process {
     error: Option<String>,
     /// Grouping that the user has chosen; `None` for the report's own.
     by: Option<GroupBy>,
-    /// Grouping of the rows in `panel`.
+    /// Grouping of the rows in `panel` (the parts of the report as shown).
     shown_by: Option<GroupBy>,
     /// Index of the shown device.
     device: usize,
