@@ -56,8 +56,7 @@ pub(crate) fn variable(environ: &[u8], name: &str) -> Option<String> {
 /// Returns the paths of mapped files; those of removed files end in ` (deleted)`.
 pub(crate) fn files(maps: &str) -> impl Iterator<Item = &str> {
     maps.lines().filter_map(|line| {
-        // A line has five fields, then blanks and a path, which may contain blanks. Mappings without a file have a name in
-        // brackets.
+        // A line has five fields, then blanks and a path, which may contain blanks. Mappings without a file have bracketed names.
         let path = (0..5).try_fold(line, |rest, _| Some(rest.trim_start().split_once(' ')?.1))?.trim_start();
         path.starts_with('/').then_some(path)
     })

@@ -161,8 +161,7 @@ impl Rank {
         }
     }
 
-    /// Returns the row's memory as allocations with names. Their sum is that of the row's claims. Empty if the claims are
-    /// impossible.
+    /// Returns the row's memory as allocations with names, whose sum is the row's `claims`. Empty if the claims are impossible.
     fn named(&mut self, feed: &mut Feed<'_>, columns: &Columns, row: &Row) -> Vec<Piece> {
         let mut pieces = Vec::new();
         if row.is_impossible() {

@@ -19,7 +19,7 @@ use serde::Serialize;
 pub enum Source {
     /// PyTorch's own caching allocator.
     Pool,
-    /// The CUDA driver: PyTorch requests each tensor from it (`cudaMallocAsync`, or caching disabled), so the run has no PyTorch
+    /// The CUDA driver: PyTorch requests each tensor from it (`cudaMallocAsync`, or caching disabled). The run has no PyTorch
     /// pool.
     Driver,
 }

@@ -114,8 +114,7 @@ fn unit(lines: &[Line]) -> Unit {
     Unit::for_largest(lines.iter().flat_map(amounts).map(i64::saturating_abs).max().unwrap_or(0))
 }
 
-/// Returns the sum of the `tracked` column as printed, and its unit. A breakdown below the table can thus add up to it. `None` if
-/// a row has no amount.
+/// Returns the printed sum of the `tracked` column with its unit, for a breakdown below the table. `None` if a row has no amount.
 pub fn tracked(lines: &[Line]) -> Option<(Unit, i64)> {
     let unit = unit(lines);
     let tracked: Option<Vec<i64>> = steps(lines, unit).iter().map(|row| row[TRACKED]).collect();

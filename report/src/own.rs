@@ -90,7 +90,7 @@ fn mean(counter: &Counter) -> String {
     format!("{sign}{}.{}", thousands(tenths.unsigned_abs() / 10), tenths.unsigned_abs() % 10)
 }
 
-/// Returns the current value, number of changes, lowest, highest and mean value as printed.
+/// Returns the counter's current value, number of changes, lowest, highest and mean value as texts.
 pub(super) fn figures(counter: &Counter) -> [String; 5] {
     let [value, min, max] = [counter.value, counter.min, counter.max].map(thousands);
     [value, thousands(counter.changes), min, max, mean(counter)]

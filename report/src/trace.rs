@@ -173,7 +173,7 @@ fn of_device<'r>(
         events.push(Event { amounts: (&tracked.names, amounts), ..event });
     }
     if tracked.moments.is_empty() {
-        // Runs of older versions have only buckets (intervals). Uses their last values, because the time of the highest is
+        // Runs of older versions have only buckets (intervals): each one's last value is used, as the time of its highest is
         // unknown.
         let buckets = device.series.buckets.iter();
         events.extend(

@@ -19,8 +19,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// Maximum number of components in a path; deeper ones become one name. Readers of nested JSON are limited to 128 levels, and a
-/// node of the tree uses two.
+/// Maximum number of components in a path; deeper ones become one name. Readers of nested JSON allow 128 levels; a node uses two.
 const DEEPEST: usize = 40;
 
 /// A node of the tree.

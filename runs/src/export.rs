@@ -171,8 +171,7 @@ pub fn read(input: Input) -> Result<Exported, Error> {
         run.state = State::Interrupted;
     }
     if run.source.kind == "daemon" {
-        // The run must not count as a run of this machine's daemon: the store may delete such runs, and their pids are those of
-        // this machine.
+        // It must not count as a run of the daemon here: the store may delete those, and their pids are those of this machine.
         run.source.kind = FORMAT.to_owned();
     }
     if !run.caveats.iter().any(|caveat| caveat.code == MOVED) {

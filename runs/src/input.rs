@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 /// Number of bytes at the start of a file from which the format is recognised. Real training logs have some 100 KB of other text
 /// before the first record.
 pub const HEAD_BYTES: usize = 1 << 20;
-/// Maximum length of a line; a longer line is skipped.
+/// Maximum length of a line in bytes; a longer line is skipped.
 const MAX_LINE_BYTES: usize = 1 << 20;
 /// Maximum number of bytes of a longer line that are skipped. If its end does not follow within them, reading stops.
 const MAX_SKIP_BYTES: u64 = 256 << 20;

@@ -239,7 +239,7 @@ impl Arena {
         chain.into_iter().rev().map(|extent| self.run(extent))
     }
 
-    /// Returns the values of the keys in `names` (separated by blanks), [`NONE`] for missing keys; `None` if `dict` is not a dict.
+    /// Returns the values of keys in `names` (separated by blanks), [`NONE`] for a missing key; `None` if `dict` is not a dict.
     /// Reads only the first `limit` pairs.
     pub fn fields<const N: usize>(&self, dict: Ref, names: &str, limit: usize) -> Option<[Ref; N]> {
         if self.kind(dict) != Some(Kind::Dict) {

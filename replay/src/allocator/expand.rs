@@ -24,8 +24,7 @@ impl Allocator {
         Some(block)
     }
 
-    /// Returns the first of several adjacent free and unmapped blocks that together have the wanted size. Reserves a range if
-    /// needed.
+    /// Returns the first of adjacent free and unmapped blocks that together suffice. Reserves a new range if there are none.
     fn room_to_expand(&mut self, wanted: &Wanted) -> Number {
         let is_usable = |number: Number| {
             number != NONE && matches!(self.blocks[number].state, State::Free | State::Unmapped)

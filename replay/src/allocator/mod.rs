@@ -1,5 +1,4 @@
-//! Model of the caching allocator of one device. It serves a request from the smallest free block that fits, splits this block,
-//! and merges blocks when they are freed.
+//! Model of the caching allocator of one device. A request gets the smallest free block that fits, split if it is too large.
 
 mod addresses;
 mod blocks;
@@ -231,8 +230,7 @@ impl Allocator {
         Some(key.block)
     }
 
-    /// Gets memory from the driver for a request that no free block fits. If the driver has too little, releases free memory and
-    /// retries.
+    /// Gets memory from the driver for a request that no free block fits. Releases free memory and retries if necessary.
     fn obtain(&mut self, wanted: &Wanted, pool: PoolId) -> Option<Number> {
         self.collect();
         match self.grow(wanted) {

@@ -271,7 +271,7 @@ fn busy(shown: &Shown) -> Columns {
     [without(0), without(1)]
 }
 
-/// Adds a table of the memory that can have a category by another grouping, sorted by difference.
+/// Adds a table of the memory that can have a category, grouped by `by` and sorted by difference.
 fn composition(pair: &Pair, above: &Shown, by: GroupBy, limit: usize, layout: Layout, page: &mut Page) {
     let table = pair.table(by);
     // The row for bytes that no rule matches is omitted if it is zero on both sides.

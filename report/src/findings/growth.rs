@@ -31,7 +31,7 @@ const MATERIAL_BYTES: f64 = 8.0 * 1_048_576.0;
 const LEAST_SECONDS: f64 = 3.0;
 /// Maximum number of points over time that are judged. The time to judge grows with the square of this number.
 const MOST_POINTS: usize = 64;
-/// Growth over time replaces growth by steps only if it is this many times larger.
+/// Growth over time is reported in place of growth by steps only if it is this many times larger.
 const CLEARLY_LARGER: f64 = 1.5;
 
 /// Growth of one device.

@@ -18,9 +18,9 @@ use std::cmp::Reverse;
 
 /// A finding that explains less than this share of the process's memory is omitted if there is a larger one.
 const LEAST_SHARE: f64 = 0.02;
-/// Minimum unused memory of pools, as a share of the process's memory.
+/// Minimum unused memory of pools for a finding, as a share of the process's memory.
 const UNUSED_SHARE: f64 = 0.25;
-/// Minimum unexplained Untrackable memory, as a share of the process's memory.
+/// Minimum unexplained Untrackable memory for a finding, as a share of the process's memory.
 const UNEXPLAINED_SHARE: f64 = 0.10;
 /// Minimum size in bytes of unused or unexplained memory for a finding.
 const LEAST_BYTES: i64 = 512 << 20;

@@ -2,8 +2,8 @@
 //!
 //! 1. **Warm-up** is dropped: the first tenth of the points, and at least two points.
 //! 2. **Finished changes do not count.** The points are split in two where two lines fit them much better than one, and only the
-//!    later part is judged. So a ramp that has ended, or a single allocation, is not growth. The later part is split again as long
-//!    as that improves the fit.
+//!    later part is judged. So a ramp that has ended, or a single allocation, is not growth. The later part is split again while
+//!    that improves the fit.
 //! 3. **Rate**: the median of the slopes between all pairs of points (Theil-Sen), which is robust against outliers. Its 95 %
 //!    bounds are computed from the ranks of the slopes (Sen).
 //! 4. **Trend**: the Mann-Kendall test counts how many more pairs rise than fall. Correlated points are weaker evidence, so the
@@ -47,7 +47,7 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// Returns the name as printed.
+    /// Returns the verdict's name as printed.
     pub fn name(self) -> &'static str {
         match self {
             Verdict::Flat => "flat",

@@ -69,7 +69,7 @@ fn end_ns(run: &Run) -> Option<i64> {
     }
 }
 
-/// Returns the processes found on the devices that `is_selected` selects, in the order of time.
+/// Returns the processes that ended or ran out of memory on the devices that `is_selected` selects, in the order of time.
 fn found<'r>(
     seen: &'r [StoredRun],
     is_selected: &dyn Fn(&Device) -> bool,

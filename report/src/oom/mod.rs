@@ -81,8 +81,7 @@ pub fn text(report: &Report<'_>, form: OomOptions<'_>) -> String {
     let mut pressure: Vec<Entry<'_>> = Vec::new();
     if !form.all {
         pressure = shown.extract_if(.., |entry| entry.is_pressure()).collect();
-        // A few survived OOMs are shown in full. If there are many (in programs that search for their batch size), they are only
-        // counted.
+        // A few survived OOMs are shown in full. Many (of programs that search for their batch size) are only counted.
         if shown.len() > MOST {
             caught = shown.extract_if(.., |entry| entry.is_caught()).collect();
             shown.extend(caught.last().filter(|_| shown.is_empty()).copied());

@@ -24,7 +24,7 @@ pub enum Item {
     Shape {
         points: Vec<(f64, f64)>,
         fill: Pattern,
-        /// Colour and width of the outline.
+        /// Colour of the outline, and its width in points; `None` for no outline.
         stroke: Option<(Color, f64)>,
         data: Option<Data>,
     },

@@ -13,7 +13,7 @@ const HEAD: &str = "over time ";
 /// Minimum number of columns of a drawing.
 const LEAST: usize = 8;
 const BLOCKS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
-/// Characters for terminals without Unicode.
+/// Characters for terminals without Unicode, from low to high values.
 const PLAIN: [char; 8] = ['_', '.', '-', ':', '=', '+', '*', '#'];
 
 /// Returns a line such as `over time ▁▂▅█ used, 0 to 71,204 MiB, 10:30:00Z-10:45:12Z`. It shows NVML's figure, or tracked memory

@@ -88,7 +88,7 @@ impl DeltaLog {
         self.runs.get(&id).map(|run| run.written_ns)
     }
 
-    /// Records that the run was written to the database with these parts.
+    /// Stores that the run was written to the database with these parts, so that later entries have only parts that changed.
     pub(super) fn note_written(&mut self, id: i64, written_ns: i64, identity: u64, parts: &Parts) {
         let hashes = parts.iter().map(|(key, bytes)| (*key, hash(bytes))).collect();
         self.runs.insert(id, LoggedRun { written_ns, identity, hashes, ..LoggedRun::default() });
@@ -244,7 +244,7 @@ impl Deltas {
         self.runs.get(&id).filter(|run| run.written_ns == written_ns)
     }
 
-    /// Applies an entry; `None` if it is invalid.
+    /// Applies an entry to the parts of its run; `None` if the entry is invalid.
     fn apply(&mut self, mut entry: &[u8], only: Option<i64>) -> Option<()> {
         let id = take(&mut entry)?.cast_signed();
         if id != HEARTBEAT_ID && only.is_some_and(|only| only != id) {

@@ -205,7 +205,7 @@ impl Stored {
         if let Some(parameters) = self.text("parameters")? {
             details.parameters = parameters;
         }
-        // In a store of an earlier schema, `rest` has elements of these lists, which stay.
+        // In a store of an earlier schema, `rest` has elements of these lists; they are kept.
         details.growth.cells.extend(self.packed("columns", packed::unpack_columns)?);
         details.timeline.points.extend(self.packed("timeline", packed::unpack_points)?);
         details.iterations.rows.extend(self.list::<Iteration>("iterations")?);

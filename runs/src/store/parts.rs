@@ -100,8 +100,7 @@ fn put_device(parts: &mut Parts, at: i64, device: &Device) -> Result<()> {
         parts.insert(key("series", at, seq), packed::pack_buckets(buckets));
     }
     let mut rows = details::rows(&device.details)?;
-    // The columns are not packed, because then a new point would change all bytes. In JSON, it changes a few bytes of each
-    // column.
+    // The columns are not packed, because then a new point would change all bytes. In JSON it changes few bytes of each column.
     rows.remove(&("columns", 0));
     if device.details.growth != Growth::default() {
         rows.insert(("growth", 0), Value::Text(json(&device.details.growth)?));

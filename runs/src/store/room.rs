@@ -83,7 +83,8 @@ impl Store {
         Ok(deletable_runs)
     }
 
-    /// Deletes a run that [`Store::deletable_runs`] returned. Returns false and deletes nothing if the run has changed or is in use again.
+    /// Deletes a run that [`Store::deletable_runs`] returned. If the run has changed or is in use again, deletes nothing and
+    /// returns false.
     pub fn delete(&mut self, deletable_runs: DeletableRun) -> Result<bool> {
         let sql = format!("{SELECT} WHERE id = ?");
         self.transaction(|db| {

@@ -12,22 +12,19 @@
 //! ```
 //!
 //! - All sizes are bytes. Columns that end in `_ns` are times of records; plus `wall_offset_ns` they are ns since 1970.
-//!   `stored_s`
-//!   and `written_s`, the first and last write, are seconds since 1970.
+//!   `stored_s` and `written_s`, the first and last write, are seconds since 1970.
 //! - A u64 is stored as the same 64 bits, so values above i64::MAX (from a damaged recording or a malicious peer) look negative
-//!   to
-//!   other readers of the file. No query sorts or sums by such a column: buckets are sorted by `seq`.
+//!   to other readers of the file. No query sorts or sums by such a column: buckets are sorted by `seq`.
 //! - `run.label`, `started_ns`, `last_ns` and `events` duplicate other data, so that listing runs reads only this table and the
 //!   scalars of moments.
 //! - A run may be a part of a process's life: `life` is the uid of the first part, and `part` counts from 1. `rolled_ns` is the
-//!   time
-//!   at which the next part began; if it is set, `state` does not apply.
+//!   time at which the next part began; if it is set, `state` does not apply.
 //! - `weight` is the approximate size of the run in bytes, used to share space among users; null in runs of earlier versions.
 //! - `written_ns` is the time of the last write of the run, in ns since 1970. Each write gives it a greater value. Entries of the
 //!   delta log refer to it.
 //! - `writer_*` identify the process that checkpoints the run; null once the run has no writer.
-//! - Deleting a run deletes all its rows. `amount.cell` is an index into `cell` without a foreign key. A foreign key would need
-//!   a separate index, or deleting a run of n cells would scan its amounts n times.
+//! - Deleting a run deletes all its rows. `amount.cell` is an index into `cell` without a foreign key. A foreign key would need a
+//!   separate index, or deleting a run of n cells would scan its amounts n times.
 //! - `detail` has rowids: without them, bodies of 1 to 5 KB would each take separate overflow pages.
 //! - `run.id` is AUTOINCREMENT: users refer to `r7`, so the id must never be reused.
 //!

@@ -73,8 +73,8 @@ pub fn state_name(state: State) -> &'static str {
     }
 }
 
-/// SQL for the number of times at which memory ran out (see `Oom::is_out_of_memory`) or is suspected to have run out. Older schemas store
-/// them in the row `rest`.
+/// SQL for the number of times at which memory ran out (see `Oom::is_out_of_memory`) or is suspected to have run out. Older
+/// schemas store these in the row `rest`.
 const OOMS: &str = "(SELECT count(*) FROM detail, json_each(CASE
         WHEN name NOT IN ('ooms', 'rest') OR NOT json_valid(body) THEN '[]'
         WHEN name = 'ooms' THEN body

@@ -104,7 +104,7 @@ pub(super) fn join_parts(one: &mut One, args: &Args) -> Result<Vec<(String, u64,
             continue;
         }
         let part_life = life_of(summary);
-        // `run` is newer than the stored copy of its part.
+        // `run` is newer than the stored copy of its part, so the copy is not used.
         if *life.get_or_insert(part_life) == part_life && number(&part) != number(run) {
             parts.push((summary.id.to_string(), part));
         }

@@ -15,7 +15,7 @@ pub(crate) enum Key {
     PageDown,
     Home,
     End,
-    /// Ctrl-L.
+    /// Ctrl-L: draws the whole screen again.
     Redraw,
 }
 

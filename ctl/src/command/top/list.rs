@@ -55,7 +55,7 @@ pub(crate) const HISTORY: usize = 24;
 pub(crate) struct List {
     pub order: Order,
     pub reversed: bool,
-    /// Words that a shown row contains; all rows are shown if it is empty.
+    /// Words that a shown row must contain; if empty, all rows are shown.
     pub filter: String,
     pub typing: bool,
     chosen: Option<RowId>,
