@@ -39,7 +39,7 @@ fn is_header(fields: &[Cow<'_, str>]) -> bool {
     has("Attribute Name") && has("Requested Size") && has("Actual Size")
 }
 
-/// One row. The name may contain commas, also in a file without quotes.
+/// One row of the file. The name may contain commas, also in a file without quotes.
 #[derive(Debug, PartialEq, Eq)]
 struct Row {
     name: String,

@@ -19,8 +19,7 @@ use serde::Serialize;
 pub enum Source {
     /// PyTorch's own caching allocator.
     Pool,
-    /// The CUDA driver: PyTorch requests each tensor from it (`cudaMallocAsync`, or caching disabled). The run has no PyTorch
-    /// pool.
+    /// The CUDA driver, which serves each tensor (`cudaMallocAsync`, or caching disabled): the run shows no pool of PyTorch.
     Driver,
 }
 

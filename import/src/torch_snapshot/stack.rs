@@ -25,7 +25,7 @@ struct Frame {
     /// The frame's text as a component of a tag.
     part: String,
     worth: Worth,
-    /// Phase of training that the frame indicates. Other code may run in the backward phase too.
+    /// Phase of training that the frame indicates. The backward phase may also run code whose frames indicate another phase.
     phase: Phase,
     /// Role of memory that the frame indicates.
     role: Role,

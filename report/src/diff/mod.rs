@@ -225,7 +225,7 @@ fn table(report: &Report<'_>, device: &Device, by: GroupBy, known: &[BTreeSet<St
     let mut statement = report.statement_of(by, moments, usize::MAX, 0);
     for row in &mut statement.rows {
         for (bytes, moment) in row.bytes.iter_mut().zip(moments) {
-            // Without an agent nothing is divided into categories: such an amount is unknown, not zero.
+            // Without an agent no memory is divided into categories: each amount other than `used` is unknown, not zero.
             if moment.tracked_bytes.is_none() && row.part != Part::Used {
                 *bytes = None;
             }

@@ -82,7 +82,7 @@ pub struct Finding {
     /// Category that contains most of the bytes of growing memory.
     #[serde(skip)]
     pub structure: Option<String>,
-    /// Recommended change; `None` if there is none, or it is already in force.
+    /// Recommended change; `None` if there is none, or if the program has already made it.
     pub advice: Option<String>,
 }
 

@@ -17,7 +17,7 @@ pub fn lines(report: &Report<'_>) -> Vec<String> {
 /// Returns one line for each finding. Without findings, the line is `no problem found` with the largest part of the memory, if
 /// gpumemd itself observed the run without losses and memory did not run out.
 pub(crate) fn list(report: &Report<'_>, conclusions: &Findings) -> Vec<String> {
-    // Separate lines of a report list missing records.
+    // Missing records are left out here, because separate lines of the report list them.
     let findings = conclusions.findings.iter().filter(|finding| finding.kind != Kind::Losses);
     let line = |(number, finding): (usize, &Finding)| {
         let advice = finding.advice.as_ref().map(|advice| format!(" ({advice})")).unwrap_or_default();

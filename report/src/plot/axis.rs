@@ -46,7 +46,7 @@ impl Axis {
         Axis { unit, low: low * one, high: high * one, step: step * one, decimals }
     }
 
-    /// Returns the y coordinate of an amount, if the scale has the height of `plot`.
+    /// Returns the y coordinate of an amount on a scale that is as high as `plot`.
     pub(super) fn y(&self, plot: Rect, bytes: f64) -> f64 {
         plot.y + plot.height * (self.high - bytes) / (self.high - self.low)
     }

@@ -18,7 +18,7 @@ pub(crate) struct Frame {
 impl Frame {
     /// Arranges pictures in a grid with `columns` columns, and adds the texts.
     pub(crate) fn around(self, pictures: Vec<Drawing>, columns: usize) -> Drawing {
-        /// Minimum width of a page, so that the text has room.
+        /// Minimum width of a page in points, so that the text has room.
         const NARROWEST: f64 = 420.0;
         let columns = columns.max(1);
         let cell = pictures.iter().map(|picture| picture.width).fold(0.0, f64::max);

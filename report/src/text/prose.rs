@@ -184,7 +184,7 @@ fn provenance(run: &Run, times: Times) -> String {
     format!("{}; {state}", labels::source(run))
 }
 
-/// Returns the time at which the run ended, or else the time of its last moment, in ns of the run's clock; 0 without any.
+/// Returns the time at which the run ended, else the time of its last moment, in ns of the run's clock; 0 if it has neither.
 pub(super) fn end_ns(run: &Run) -> u64 {
     match run.state {
         State::Closed { time_ns, .. } | State::Rolled { time_ns } => time_ns,

@@ -121,7 +121,7 @@ fn check_libraries(root: &Path, driver: &Driver, findings: &mut Vec<Finding>) {
         |state, text, fix| findings.push(finding(Check::DriverVersions, state, "driver", text, fix));
     if let Some(other) = others.first() {
         let text = format!("the kernel module is {}, the library is {}", driver.version, other.display());
-        // If a library of the right version exists too, the other one affects only programs that find it first.
+        // If a library of the right version exists too, one of another version affects only programs that find it first.
         let state = if same == 0 { State::Bad } else { State::Warn };
         let fix = match same {
             0 => "the driver was updated and is not loaded yet: reload the nvidia modules, or reboot",
