@@ -51,8 +51,8 @@ macro_rules! text {
     };
 }
 
-/// Declares the exported functions: each has a symbol, a name in [`Functions`], a result for when nothing is recorded, and its
-/// work. A second copy of the library in the process forwards the call to the first.
+/// Declares the exported functions. Each has a symbol, a field name in [`Functions`], a result for a disarmed agent, and a
+/// body. A second copy of the library in the process forwards the call to the first.
 macro_rules! exports {
     ($( $(#[$doc:meta])* $symbol:ident as $field:ident ( $($arg:ident : $type:ty),* ) -> $result:ty {
         $absent:expr; |$core:pat_param, $thread:pat_param| $work:expr
@@ -153,9 +153,9 @@ exports! {
             }
         }
     }
-    /// Marks the start of a phase.
+    /// Marks the start of a training phase: forward, backward, or optimizer step.
     gpumem_phase as phase(phase: c_int) -> () { (); |core, thread| core.phase(thread, phase) }
-    /// Records a mark.
+    /// Records a named event at the current time (a mark).
     gpumem_mark as mark(name: *const c_char) -> () { (); |core, thread| core.mark(thread, text!(name)) }
     /// Registers a pool and returns its id; 0 if the agent does not record.
     gpumem_pool_create as pool_create(name: *const c_char, cuda_ordinal: c_int, parent: u64) -> u64 {
@@ -200,11 +200,11 @@ exports! {
             core.rename(thread, paths)
         }
     }
-    /// Updates the cached names of modules, after all moved modules were reported.
+    /// Updates the cached names of PyTorch modules, after all modules with a new parent were reported.
     gpumem_modules_settle as modules_settle() -> () { (); |core, _| python::MODULES.settle(&core.recorder.names) }
     /// Reports that all parameters have names now.
     gpumem_parameters_named as parameters_named() -> () { (); |_, _| python::MODULES.name_parameters() }
-    /// Sets the state of the layer of exact roles (a number of `LayerState`), and the reason.
+    /// Reports whether exact roles of tensors (parameter, gradient, ...) are found, as a number of `LayerState`, and the reason.
     gpumem_roles as roles(state: c_int, reason: *const c_char) -> () {
         (); |_, _| run::report_roles(state, text!(reason))
     }
@@ -220,14 +220,14 @@ exports! {
             c_int::from(core.adopt(thread, parts.as_chunks().0))
         }
     }
-    /// Returns the number of the next autograd node on this thread; `u64::MAX` without PyTorch.
+    /// Returns the sequence number that the next autograd node of this thread gets; `u64::MAX` without PyTorch.
     gpumem_autograd_number as autograd_number() -> u64 {
         u64::MAX; |core, _| {
             autograd::attach(core);
             autograd::next_number().unwrap_or(u64::MAX)
         }
     }
-    /// Finds the offset of the number in autograd nodes; see `autograd::calibrate`. Returns 1 if it was found.
+    /// Finds at which offset autograd nodes store their sequence number; see `autograd::calibrate`. Returns 1 if it was found.
     gpumem_autograd_calibrate as autograd_calibrate(objects: *const u64, count: u32, first: u64) -> c_int {
         0; |_, _| {
             // SAFETY: the caller guarantees this number of addresses of existing objects.
@@ -250,7 +250,7 @@ exports! {
     }
     /// Removes a module object that will be freed.
     gpumem_module_gone as module_gone(object: u64) -> () { (); |_, _| python::MODULES.gone(object) }
-    /// Registers the meaning of a code object; see `python::register_code`. The caller keeps the object alive.
+    /// Registers a Python code object with its meaning `what`; see `python::register_code`. The caller keeps the object alive.
     gpumem_code as code(code_object: u64, what: c_int) -> () { (); |core, _| python::register_code(core, code_object, what) }
     /// Compares the calling thread's Python frames with Python's own list of `count` frames, the innermost first. Each array has
     /// one entry for each frame. Returns 1 and uses frames from now on if they are equal; else returns 0 and writes the reason.
@@ -284,11 +284,11 @@ exports! {
     /// Returns the address of the word with the tag of the calling thread's innermost scope; null while nothing is recorded. Python
     /// writes to it.
     gpumem_scope_word as scope_word() -> *mut u32 { std::ptr::null_mut(); |_, thread| thread.scope.as_ptr() }
-    /// Records that the scope whose tag is in the word above begins or will end now, for the times of ranges.
+    /// Records the begin or end of the scope whose tag Python has written to the word of `gpumem_scope_word`.
     gpumem_scope_edge as scope_edge(begins: c_int) -> () {
         (); |core, thread| core.scope_edge(thread, begins != 0)
     }
-    /// Returns the tag of `parent/name`, which Python writes to the word above; 0 if the table of names is full.
+    /// Returns the tag of `parent/name`, which Python writes to that word; 0 if the table of names is full.
     gpumem_intern as intern(parent: u32, name: *const c_char) -> u32 {
         0; |core, _| { scope::note_used(); core.recorder.names.intern(parent, text!(name)) }
     }

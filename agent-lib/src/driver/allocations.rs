@@ -22,7 +22,7 @@ pub(crate) fn took_us(entered_ns: Option<u64>, time_ns: u64) -> u32 {
     u32::try_from(time_ns.saturating_sub(entered_ns).div_ceil(1000)).unwrap_or(u32::MAX)
 }
 
-/// Like `took_us`, for records with two bytes for the duration; at most `u16::MAX`.
+/// Like `took_us`, for records that store the duration in two bytes; at most `u16::MAX`.
 #[inline(always)]
 pub(crate) fn took_us_short(entered_ns: Option<u64>, time_ns: u64) -> u16 {
     u16::try_from(took_us(entered_ns, time_ns)).unwrap_or(u16::MAX)
@@ -75,7 +75,7 @@ impl Core {
         device_free_bytes
     }
 
-    /// Records the begin of a free and removes its row. `call` stores the row until the free returns.
+    /// Records the begin of a free and removes the allocation's row, which `call` keeps until the free returns.
     #[inline(always)]
     pub(crate) fn book_free_entered(
         &self,
@@ -130,8 +130,8 @@ impl Core {
         }
     }
 
-    /// Records that memory of another process or API was mapped. If IPC memory is opened again at the same address, only its
-    /// count increases.
+    /// Records that memory of another process or API was mapped. If IPC memory is opened again at the same address, only the
+    /// count of its opens increases.
     pub(crate) fn imported(
         &self,
         thread: &Thread,
@@ -150,7 +150,7 @@ impl Core {
         self.recorder.insert(thread, at, body, key, RowExtra::REFERENCED);
     }
 
-    /// Decreases the count of an import that is closed. Returns whether it stays open, because it was opened more than once.
+    /// Handles a close of imported memory: decreases the count of its opens. Returns whether the memory stays open.
     pub(crate) fn import_stays_open(&self, address: u64) -> bool {
         let key = Key::Allocation(address);
         let stays = self.recorder.live.get(key).is_some_and(|row| row.beside.references > 1);
@@ -190,7 +190,7 @@ impl Core {
         POOL_IDS | (self.pools_made.fetch_add(1, Relaxed) + 1)
     }
 
-    /// Records a later name, role or phase, and updates the row of `key`.
+    /// Records that existing memory gets another name, role or phase, and updates the row of `key`.
     pub(crate) fn record_retag(&self, thread: &Thread, key: Key, body: Body<'_>, tag: u32) {
         self.recorder.record(thread, RecordContext::tagged(tag), body, |recorder, row| {
             let use_as = (row[7] >> 56) as u8;

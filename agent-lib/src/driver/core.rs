@@ -39,9 +39,9 @@ pub struct Core {
     pub(crate) pools_made: AtomicU64,
     /// Number of the last record that changed a reference count of a handle; see sender/resync.rs.
     pub references_changed: AtomicU64,
-    /// Number up to which the current or last resync includes the effects of records.
+    /// Number of the last record whose effect the current or last resync includes.
     pub(crate) resync_after_seq: AtomicU64,
-    /// Number of rows restored because their free failed, if the resync after the begin of the free did not have the row.
+    /// Number of rows restored after a failed free, counting only rows that a resync during the free has omitted.
     pub(crate) restored: AtomicU64,
     /// Number of rows that a failed call has removed and that could not be restored. They are missing in resyncs.
     pub(crate) unrestored_rows: AtomicU64,
@@ -56,7 +56,7 @@ impl Core {
         unsafe { core.as_ref() }
     }
 
-    /// Makes this core that of the process. Called by one thread.
+    /// Makes `core` the core of the process, which `get` returns. Called by one thread.
     pub(crate) fn install(core: Box<Core>) -> &'static Core {
         let core: &'static Core = Box::leak(core);
         HOT_WORDS.core.store(std::ptr::from_ref(core).cast_mut().cast(), Release);
@@ -105,7 +105,7 @@ impl Core {
     }
 }
 
-/// Reports the agent's state since now; see record/status.rs. Not in a callback: it locks and allocates.
+/// Reports that the agent is in `state` from now on; see record/status.rs. Not for callbacks: it locks and allocates.
 pub fn report_status(state: AgentState, result: u16, detail: &str) {
     let now = Core::get().map_or(0, |core| core.recorder.clock.now());
     status::report(now, state, result, detail);

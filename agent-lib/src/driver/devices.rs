@@ -26,9 +26,9 @@ struct Context {
 #[derive(Debug, Default)]
 pub(crate) struct Devices {
     driver: OnceLock<Driver>,
-    /// One bit for each device that a resource callback has used before it was recorded.
+    /// Devices that resource callbacks have used and that are not recorded yet: one bit for each device.
     awaited: AtomicU64,
-    /// For each device, whether it was recorded.
+    /// For each device, whether its Device record was made.
     introduced: Zeros<AtomicBool, DEVICES>,
     contexts: Zeros<Context, CONTEXTS>,
     /// Primary context of each device; 0 if unknown.
@@ -213,7 +213,7 @@ impl Devices {
             id,
             name,
         };
-        // These numbers determine how many threads can run at a time, and so the memory for their stacks.
+        // The number of threads that can run at a time, which determines the memory for stacks of GPU threads.
         let (many, each) = (u16::try_from(multiprocessors), u16::try_from(threads));
         let context = u32::from(many.unwrap_or(0)) << 16 | u32::from(each.unwrap_or(0));
         let stamp = Stamp { device: ordinal as u8, context, ..Stamp::default() };

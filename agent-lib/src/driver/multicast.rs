@@ -62,7 +62,7 @@ impl Multicast {
         self.mappings.add(address);
     }
 
-    /// Removes an address; returns false if it was not such a mapping.
+    /// Removes an address; returns false if no multicast object was mapped there.
     pub(crate) fn forget_mapping(&self, address: u64) -> bool {
         self.mappings.remove(address)
     }

@@ -1,4 +1,4 @@
-//! Polls the driver's pools: reads their sizes and records changes. pools.rs describes when.
+//! Polls the driver's memory pools: reads their reserved and used bytes and records changes. pools.rs describes when.
 
 use super::pools::{GRAPH, Pool, graph_memory};
 use crate::base::row::{Key, RowExtra};
@@ -10,7 +10,7 @@ use cupti_sys::pool_attribute::*;
 use gpumem_wire::{Body, PoolOwner};
 use std::sync::atomic::Ordering::*;
 
-/// Minimum interval between two polls of a pool that calls cause, in ns.
+/// Minimum interval, in ns, between two polls of a pool after driver calls that use it.
 pub(crate) const EVERY_NS: u64 = 100_000_000;
 /// Interval for a pool that must be polled now: it was trimmed, or may have grown.
 pub(crate) const AT_ONCE: u64 = 0;
@@ -131,7 +131,7 @@ impl Core {
 
     fn poll_once(&self, thread: &Thread, pool: &Pool) {
         let now = self.recorder.clock.now();
-        // The order matters: a call that has changed the pool before this line is still in flight, or has stored its time.
+        // The order matters: a call that changed the pool before this line is still in flight, or has set `entered_ns`.
         let under_way = Some(threads::moving_since_ns()).filter(|&since| since != 0);
         let left = pool.entered_ns.swap(u64::MAX, AcqRel);
         let entered_ns = under_way.unwrap_or(now).min(left).min(now);

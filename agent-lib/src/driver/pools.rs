@@ -6,7 +6,8 @@
 //! The program could destroy a pool while the sender polls it, so the callback of cuMemPoolDestroy waits for the sender, for
 //! microseconds.
 //!
-//! Each value is recorded with the earliest time since which it may be valid: NVML may be read between change and record.
+//! Each value is recorded with the earliest time from which it may be valid, because NVML may be read after the pool has changed
+//! and before the record is made.
 
 use crate::base::memfd::Zeros;
 use crate::driver::multicast::NumberSet;
@@ -17,7 +18,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 /// Maximum number of pools at a time. Of further pools, only the allocations are recorded.
 const POOLS: usize = 128;
 const DEVICES: usize = 64;
-/// Maximum number of calls of `wait_a_turn` for the sender, half a second: a debugger may have stopped the sender.
+/// Maximum number of calls of `wait_a_turn` while waiting for the sender: half a second. A debugger may have stopped the sender.
 const MAX_TURNS: u32 = 5_064;
 /// Ids of the pools of graph memory, one for each device: "gm" in the upper bits, and the device. No address has such a value.
 pub(super) const GRAPH: u64 = 0x676d << 48;
@@ -30,13 +31,13 @@ pub(super) struct Pool {
     pub(super) device: AtomicU32,
     /// Number of threads that request a poll now. The first one polls until no other has requested one meanwhile.
     pub(super) asked: AtomicU32,
-    /// Time at which the oldest call began that has returned and may have changed the pool since the last poll; `u64::MAX` for
-    /// none.
+    /// Of the calls that have returned since the last poll and may have changed the pool, the time at which the oldest began;
+    /// `u64::MAX` without such a call.
     pub(super) entered_ns: AtomicU64,
     pub(super) polled_ns: AtomicU64,
     pub(super) reserved: AtomicU64,
     pub(super) used: AtomicU64,
-    /// Bytes allocated from the pool since the last poll. Frees are not subtracted.
+    /// Sum of the bytes allocated from the pool since the last poll. Frees are not subtracted.
     pub(super) taken: AtomicU64,
 }
 

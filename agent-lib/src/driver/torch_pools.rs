@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering::*
 /// Devices that a process can have, as in devices.rs.
 pub(crate) const DEVICES: usize = 64;
 
-/// Maximum number of blocks of a device at a time that wait for events. Further blocks count as free.
+/// Maximum number of pending blocks (freed, waiting for events) of a device at a time. Further ones count as free.
 pub(crate) const MOST: usize = 1024;
 
 /// A freed block that a stream may still use, or a free place.
@@ -17,7 +17,7 @@ pub(crate) struct PendingBlock {
     /// Address of the block; 0 while the place is free.
     pub(crate) address: AtomicU64,
     pub(crate) bytes: AtomicU64,
-    /// Events that must end before the block is free; 0 for one that has ended.
+    /// CUDA events that must complete before the block is free; 0 for an event that is complete.
     pub(crate) events: [AtomicU64; EVENTS],
 }
 
@@ -28,13 +28,14 @@ pub(crate) struct PendingBlock {
 pub struct Device {
     /// Id of the allocator's pool; 0 until the first report.
     pub(crate) pool: AtomicU64,
-    /// Sum of the bytes of blocks in use, by the agent. Each report has PyTorch's total, which must be equal.
+    /// The agent's sum of the bytes of blocks in use. It must equal PyTorch's total in each report.
     pub(crate) sum: AtomicI64,
     /// Reserved bytes in the last report.
     pub(crate) reserved: AtomicU64,
     /// Bytes of recorded segments. They equal `reserved`, unless some segments are older than the agent.
     pub segments: AtomicU64,
-    /// `reserved` minus `segments` at the last report. Between reports they differ while a segment is added or removed.
+    /// `reserved` minus `segments` at the last report, in bytes. It is set only then, because a segment that is being added or
+    /// removed changes only one of them.
     pub(crate) unseen: AtomicI64,
     /// Bytes of live blocks that are older than the agent.
     pub older: AtomicU64,
@@ -43,11 +44,11 @@ pub struct Device {
     pub(crate) pending: AtomicU32,
     /// Whether the pool's totals are to be recorded at the next report. Set by the sender.
     pub(crate) check_due: AtomicBool,
-    /// Part of `unseen` that was recorded as older than the agent.
+    /// Bytes of `unseen` that were recorded as older than the agent.
     pub(crate) baseline: AtomicI64,
     /// Sum of the differences between the agent's sum and the reported totals.
     pub drift: AtomicU64,
-    /// Number of times that a block's segment may still be searched among all rows.
+    /// Remaining number of times that all rows may be searched for a block's segment.
     pub(crate) searches: AtomicU32,
     /// Whether the device's UUID must still be read from the driver, by the sender.
     pub(crate) is_unknown: AtomicBool,
@@ -79,11 +80,11 @@ pub(crate) struct TorchPool<'a> {
 /// State of PyTorch's allocator in the process, as a part of [`Core`](crate::driver::core::Core).
 #[derive(Debug)]
 pub struct State {
-    /// Devices by their number in the program.
+    /// State of each device, by the program's CUDA ordinal.
     pub devices: [Device; DEVICES],
     /// Whether the driver had a context before the agent started. Then unknown segments are older than the agent.
     pub is_late: AtomicBool,
-    /// Number of pools made so far.
+    /// Number of pools of PyTorch's allocator that were created.
     pub(crate) made: AtomicU32,
     /// Number of allocations without a caching allocator, where each tensor is a driver allocation of its own.
     pub(crate) single_tensors: AtomicU64,

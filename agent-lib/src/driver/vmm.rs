@@ -13,14 +13,14 @@ use crate::threads::{Call, Thread};
 use gpumem_wire::{Body, ImportSource, MemoryKind};
 use std::sync::atomic::Ordering::AcqRel;
 
-/// Mappings start at multiples of this.
+/// Mappings start at multiples of this number of bytes.
 const GRANULE: u64 = 2 << 20;
 /// Maximum number of mappings that one call may remove.
 const MOST_MAPPINGS: u64 = 1 << 16;
 
 impl Core {
-    /// Notes, before counts change, the number of the record that changes them. A resync that reads them meanwhile reads them
-    /// again.
+    /// Stores the number of the record that is about to change reference counts. A resync that reads the counts meanwhile then
+    /// reads them again.
     pub(crate) fn references_change(&self, seq: u64) {
         self.references_changed.fetch_max(seq, AcqRel);
     }
@@ -75,7 +75,7 @@ impl Core {
         });
     }
 
-    /// Returns the mapping that contains `address`. It usually begins there.
+    /// Returns the mapping that contains `address`, usually its first byte.
     fn mapping_at(&self, address: u64) -> Option<RowCopy> {
         let first = address & !(GRANULE - 1);
         let before = (0..MOST_MAPPINGS).map_while(|back| first.checked_sub(back * GRANULE));

@@ -16,8 +16,8 @@ use std::ffi::c_int;
 use std::sync::atomic::{AtomicU32, Ordering::*};
 use std::time::Duration;
 
-/// Lock for starting the agent: pid of the process of which a thread holds it; 0 for none. Not a mutex, for which a child that is
-/// forked meanwhile would wait forever.
+/// Lock for starting the agent: pid of the process whose thread holds it; 0 for none. A child forked meanwhile sees the parent's
+/// pid; with a mutex it would wait forever.
 static STARTING: AtomicU32 = AtomicU32::new(0);
 
 struct Starting;
@@ -45,8 +45,8 @@ fn settings() -> Settings {
     Settings::read(std::process::id(), unsafe { libc::getuid() })
 }
 
-/// Returns the functions of another copy of the library, if that copy was started first. The first call of the C API may come
-/// before CUDA is initialised. Then the agent's memory is made, so that scopes and names are recorded from the beginning.
+/// Returns the functions of another copy of the library, if that copy was started first. If the C API is called before CUDA is
+/// initialised, makes the agent's memory, so that scopes and names are recorded from the beginning.
 #[cold]
 pub(crate) fn elsewhere() -> Option<&'static Functions> {
     if status::fresh() {
@@ -63,7 +63,7 @@ fn ready() -> Option<&'static Core> {
     if status::fresh() {
         elsewhere();
     }
-    // In a forked child nothing is recorded until it initialises CUDA itself. NVTX functions installed now work from then on.
+    // A forked child records nothing until it initialises CUDA itself. NVTX functions installed now work from then on.
     Core::get().filter(|core| status::armed() || core.pid != std::process::id())
 }
 

@@ -14,7 +14,7 @@ use std::time::Duration;
 /// Shortest period of periodic dumps, in seconds.
 const LEAST_PERIOD_S: f64 = 0.1;
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
-/// Timeout of the request at a step; the next step makes it again.
+/// Timeout for the sender's reply to the request at a step; the next step repeats the request.
 const STEP_TIMEOUT: Duration = Duration::from_secs(1);
 
 fn switch(value: &str) -> Option<bool> {

@@ -1,8 +1,8 @@
 //! The agent's own report of this process's live memory, used if no daemon answers. It has no data of NVML, so no memory outside
 //! of recorded allocations, and no history. Not for callbacks: it allocates.
 //!
-//! A line is the sum of rows with the same device, class, kind, tag and role. Classes overlap: blocks lie in segments and
-//! allocations.
+//! A line of the report is the sum of the rows with the same device, class, kind, tag and role. Classes overlap: blocks lie in
+//! segments, and segments in allocations.
 
 use crate::base::row::{self, RowCopy, kind, kind_of, memory_of};
 use crate::driver::core::Core;
@@ -36,7 +36,8 @@ impl Sum {
     }
 }
 
-/// Returns the value by which lines are sorted for this name of an order; the empty name means the total. `None` for other names.
+/// Returns the function that gives the value by which lines are sorted, for the name of an order. The empty name means the total.
+/// `None` for an unknown name.
 pub(crate) fn order_of(name: &str) -> Option<fn(&Sum) -> u64> {
     Some(match name {
         "" | "total" => |sum| sum.total,

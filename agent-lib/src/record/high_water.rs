@@ -1,8 +1,7 @@
 //! The peak of live bytes in a range of time and the bytes of each tag at the peak, for programs that call `gpumem_peak`.
 //!
 //! While no range is open, each change of the live table costs one load and a branch. In a range, each row that is added or
-//! removed changes the sums of its device and tag. A tag stores its bytes at the peak when it changes for the first time after
-//! it.
+//! removed changes the sums of its device and tag. The first change of a tag after a peak stores the tag's bytes at that peak.
 //!
 //! There are two families of rows: driver allocations (including those from driver pools), and blocks of pools without a parent.
 //! The figures are exact, except that allocations made while a range is opened may count twice or not at all.
@@ -19,18 +18,18 @@ pub(crate) const DEVICES: usize = 16;
 /// Number of tags: 1 to 2^17, and 0 for rows without a tag.
 const TAGS: usize = (1 << 17) + 1;
 
-/// Kinds of rows that have a common sum.
+/// Kinds of rows whose bytes are added to the same sum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Family {
     Allocations,
     Blocks,
 }
 
-/// Bytes of a tag on a device in a family.
+/// Bytes with one tag on one device, for one family of rows.
 #[derive(Debug)]
 struct TagHighWater {
     live: AtomicI64,
-    /// Bytes at the peak number `peak`. If the current peak is newer, `live` has not changed since that peak.
+    /// Bytes at the peak with number `peak`. If a newer peak exists, `live` has not changed since then and is the value for it.
     at_peak: AtomicI64,
     peak: AtomicU32,
 }
@@ -39,7 +38,7 @@ struct TagHighWater {
 struct HighWater {
     live: AtomicI64,
     high: AtomicI64,
-    /// Number of the current peak; increases with each new peak.
+    /// Number of peaks so far, which identifies the current peak.
     peak: AtomicU32,
 }
 
@@ -50,7 +49,7 @@ static SUMS: [[HighWater; 2]; DEVICES] = [const {
 /// Bytes of each device, family and tag. The table is made when the first range is opened.
 static SHARES: LazyTable<TagHighWater, SHARE_COUNT> = LazyTable::new();
 const SHARE_COUNT: usize = DEVICES * 2 * TAGS;
-/// Lock for adding bytes to a tag and to its sum, so that the bytes of all tags equal the sum.
+/// Spin lock for changing a tag and the sum of its device together, so that the bytes of all tags equal the sum.
 static MOVING: AtomicBool = AtomicBool::new(false);
 /// Maximum number of attempts to take `MOVING`. A thread that holds it for longer has lost its processor core. Other threads then
 /// continue without the lock, and the peak may be wrong by the bytes of that thread.
@@ -71,7 +70,7 @@ fn share(device: usize, family: Family, tag: u32) -> Option<&'static TagHighWate
     SHARES.get().get((device * 2 + family as usize) * TAGS + (tag as usize).min(TAGS - 1))
 }
 
-/// Returns device and family of a row; `None` if it is in no sum. `parent` is the parent of a block's pool; 0 for none.
+/// Returns device and family of a row; `None` for a row that is not counted. `parent`: parent of a block's pool; 0 for none.
 fn place_of(row: &Row, parent: u64) -> Option<(usize, Family)> {
     use MemoryKind::{Array, Device, Pitched, StreamOrdered, Vmm};
     let family = match kind_of(row) {
@@ -121,7 +120,7 @@ pub(crate) fn count(row: &Row, parent: u64, times: i64) {
     });
 }
 
-/// Moves the bytes of a row to another tag, also those at the peak. No sum changes.
+/// Moves the bytes of a row to another tag, in the live bytes and in those at the peak. The device's sum does not change.
 pub(crate) fn row_retagged(row: &Row, parent: u64, tag: u32) {
     let Some((device, family)) = place_of(row, parent).filter(|_| row[5] as u32 != tag) else { return };
     locked(|| {
@@ -169,7 +168,7 @@ pub(crate) fn begin(live: impl FnOnce() -> Vec<(Row, u64)>) -> bool {
     true
 }
 
-/// Restarts the range: the peak is now the sum of live bytes.
+/// Restarts the range: sets the peak to the current live bytes.
 pub(crate) fn reset() {
     for sum in SUMS.iter().flatten() {
         sum.peak.fetch_add(1, AcqRel);

@@ -1,4 +1,4 @@
-//! Makes records. Also names, the live table with its high-water mark, and the agent's reports about itself.
+//! Makes records; keeps names, the live table with its peaks, and the agent's reports about itself.
 
 pub(crate) mod high_water;
 pub(crate) mod live;

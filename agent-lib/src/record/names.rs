@@ -12,7 +12,7 @@ use crate::base::row::mix;
 use gpumem_wire::{Body, MAX_TAG_BYTES, Record, Stamp, frame};
 use std::sync::atomic::Ordering::*;
 
-/// Number of places in the table of tags, a power of two.
+/// Number of places in the hash table of tags, a power of two.
 const PLACES: usize = if cfg!(loom) { 8 } else { 1 << 17 };
 /// Maximum number of places that a lookup tries.
 const REACH: usize = if cfg!(loom) { 8 } else { 64 };
@@ -58,7 +58,7 @@ impl Names {
         })
     }
 
-    /// Copies the finished names of the parent process, after a fork.
+    /// Copies the names that the parent process had added, after a fork.
     pub(crate) fn adopt(&self, parent: &Names) {
         let end = parent.end().min(self.bytes);
         // SAFETY: copies finished frames of the parent's mapping to this one, which no other thread uses yet.
@@ -81,7 +81,7 @@ impl Names {
         self.end.store(end, Release);
     }
 
-    /// Returns the end of the finished frames.
+    /// Returns the offset in bytes up to which all frames are finished.
     pub fn end(&self) -> u64 {
         self.end.load(Acquire)
     }

@@ -10,8 +10,8 @@ use std::sync::{Mutex, TryLockError};
 /// Location of the first panic as text; empty if there was none.
 static WHERE: Mutex<String> = Mutex::new(String::new());
 static INSTALLED: AtomicBool = AtomicBool::new(false);
-/// Kernel ids of host threads inside of `shielded`; 0 for none. There may be several, for example if one thread forks while
-/// another one loads the driver.
+/// Kernel ids of the host's threads that are inside of `shielded`; 0 for a free entry. There may be several: one thread may fork
+/// while another one loads the driver.
 static SHIELDED: [AtomicU32; 16] = [const { AtomicU32::new(0) }; 16];
 
 /// Installs the panic hook. The library has its own copy of Rust's standard library, so a Rust program's own panics are printed
@@ -24,13 +24,13 @@ pub(crate) fn install_hook() {
     std::panic::set_hook(Box::new(move |panic| if is_ours() { note(panic) } else { before(panic) }));
 }
 
-/// Whether the calling thread is inside of the agent. In tests other threads use the same hook.
+/// Whether the calling thread is inside of the agent. In tests, threads outside of it panic with the same hook.
 fn is_ours() -> bool {
     let is_busy = || threads::current().is_some_and(|thread| thread.busy.load(Relaxed) != 0);
     own_thread::is_here() || is_shielded(own_thread::kernel_id()) || is_busy()
 }
 
-/// Removes the threads of the parent process; keeps the child's only thread.
+/// Removes the parent's threads from `SHIELDED` in a forked child; keeps the child's only thread.
 pub(crate) fn reset_after_fork() {
     let id = own_thread::kernel_id();
     let of_parent = SHIELDED.iter().filter(|shielded| shielded.load(Relaxed) != id);
@@ -59,8 +59,8 @@ pub(crate) fn first_panic_location() -> String {
     WHERE.try_lock().map(|first| first.clone()).unwrap_or_default()
 }
 
-/// Runs `work`, even if the agent is not armed. A panic in it disarms the agent, and `absent` is returned. For start, fork and
-/// exit.
+/// Runs `work`, even if the agent is not armed, as at start, fork and exit. If `work` panics, disarms the agent and returns
+/// `absent`.
 pub(crate) fn shielded<T>(absent: T, work: impl FnOnce() -> T) -> T {
     let _uncancelled = Uncancelled::now();
     let id = own_thread::kernel_id();

@@ -21,7 +21,7 @@ pub struct Recorder {
     pub names: Names,
 }
 
-/// The fields of a record's stamp that the code making the record sets.
+/// The fields of a record's stamp that the caller sets. The recorder sets the others: number, time and thread.
 #[derive(Debug, Clone, Copy)]
 #[allow(missing_docs)] // as in `Stamp`
 pub struct RecordContext {
@@ -34,7 +34,7 @@ pub struct RecordContext {
 }
 
 impl RecordContext {
-    /// A context without tag and device.
+    /// A record context without tag, stack and device.
     pub const NOWHERE: RecordContext =
         RecordContext { tag: 0, flags: Flags(0), stack: 0, context: 0, module: 0, device: NONE_DEVICE };
 
@@ -48,13 +48,13 @@ impl RecordContext {
 }
 
 impl Recorder {
-    /// Returns the stamp of a record that is made now and has no number.
+    /// Returns the stamp for a record without a number, with the current time.
     pub(crate) fn stamp(&self) -> Stamp {
         Stamp { time_ns: self.clock.now(), ..Stamp::default() }
     }
 
     /// Makes a numbered record and returns its number. `keep` updates the live table after the number is taken and before the
-    /// record enters the ring. So once a record was sent, the table contains its effect.
+    /// record enters the ring. So the table contains the effect of each record that was sent.
     #[inline(always)]
     pub(crate) fn record(
         &self,
@@ -127,17 +127,17 @@ impl Recorder {
     }
 }
 
-/// Distance of the slot that is prefetched from the slot just written.
+/// Distance, in slots, between the slot just written and the slot that is prefetched.
 const AHEAD: u64 = 2;
 
 #[inline(always)]
 pub(crate) fn no_row(_: &Recorder, _: &Row) {}
 
-/// Class of records: steps, phases, marks and counters.
+/// Bit of the class with the records of steps, phases, marks and counters.
 pub(crate) const MARKS: u8 = 1;
-/// Class of records: begin and end of scopes.
+/// Bit of the class with the records of begins and ends of scopes.
 pub(crate) const RANGES: u8 = 2;
-/// Class of records: driver calls that do not allocate memory, for modules, streams and graphs.
+/// Bit of the class with the records of driver calls for modules, streams and graphs, which allocate no memory themselves.
 pub(crate) const API: u8 = 4;
 
 /// Bits of the classes (`MARKS`, `RANGES`, `API`) whose records are made.

@@ -18,23 +18,23 @@ const ARMED: u8 = 1;
 const SILENT: u8 = 2;
 /// Whether a panic of the agent was caught. The sender reports it.
 static PANICKED: AtomicBool = AtomicBool::new(false);
-/// Number of changes of the reports. The sender compares it with that of the reports it has sent.
+/// Number of changes to `REPORTS`. The sender sends the reports again when the number has changed.
 static VERSION: AtomicU64 = AtomicU64::new(0);
 /// Reports of the agent's state, oldest first. Not for callbacks: locked while starting, by the sender, and by pause and resume.
 static REPORTS: ForkMutex<Vec<StatusReport>> = ForkMutex::new(Vec::new);
-/// Maximum number of stored reports. A daemon that connects later needs them: at some times driver calls were not observed.
+/// Maximum number of stored reports. A daemon that connects later reads from them when driver calls were not observed.
 const MAX_REPORTS: usize = 65;
 
 /// A report of the agent's state, and its time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StatusReport {
-    /// Number of the report, from 1 on.
+    /// Number of the report; the first one has 1.
     pub number: u64,
     /// Time since which the agent is in this state.
     pub time_ns: u64,
     /// State of the agent.
     pub state: AgentState,
-    /// Result of CUPTI or the driver; 0 for none.
+    /// Error number of CUPTI or the driver that led to this state; 0 for none.
     pub(crate) result: u16,
     /// The client that holds the CUPTI subscription, or the reason of the state.
     pub(crate) detail: String,
@@ -66,7 +66,7 @@ pub(crate) fn disarm_after_panic() {
     VERSION.fetch_add(1, Release);
 }
 
-/// Reports the agent's state since `time_ns`. Not in a callback: it locks and allocates.
+/// Reports that the agent is in `state` since `time_ns`. Not for callbacks: it locks and allocates.
 pub(crate) fn report(time_ns: u64, state: AgentState, result: u16, detail: &str) {
     let Ok(mut reports) = REPORTS.lock() else { return };
     let last = reports.last();
@@ -108,7 +108,7 @@ pub fn reports_after(after: u64, now_ns: u64) -> Vec<StatusReport> {
     reports
 }
 
-/// Whether, according to the last report, driver calls are not observed. Not for callbacks.
+/// Whether the last report says that driver calls are not observed. Not for callbacks.
 pub(crate) fn is_blind() -> bool {
     use AgentState::{Blocked, Disarmed, Paused};
     let is_blind = |last: &StatusReport| matches!(last.state, Blocked | Paused | Disarmed);
@@ -132,10 +132,10 @@ pub struct LayerReport {
 
 /// Last report of each layer. Not for callbacks.
 static LAYERS: ForkMutex<Vec<LayerReport>> = ForkMutex::new(Vec::new);
-/// Number of changes of the layers' reports. The sender compares it with that of the reports it has sent.
+/// Number of changes to `LAYERS`. The sender sends the reports again when the number has changed.
 static LAYERS_VERSION: AtomicU64 = AtomicU64::new(0);
 
-/// Reports the state of a layer from now on. Not in a callback: it locks and allocates.
+/// Reports the new state of a layer of names. Not for callbacks: it locks and allocates.
 pub(crate) fn report_layer(layer: Layer, state: LayerState, reason: &str) {
     let Ok(mut layers) = LAYERS.lock() else { return };
     let before = layers.iter().position(|report| report.layer == layer);

@@ -10,7 +10,8 @@ use crate::sources::cupti::subscribe::{self, Pulse, SubscriptionState};
 /// First and longest delay between attempts to subscribe, in ns. Each failed attempt doubles the delay.
 const FIRST_DELAY_NS: u64 = 1_000_000_000;
 const LONGEST_DELAY_NS: u64 = 60_000_000_000;
-/// Maximum number of checks in quick succession for a new subscription's first callback. Some drivers never report this call.
+/// Maximum number of quick checks, one a round, for the first callback of a new subscription. Some drivers never report the call
+/// that is used for the check.
 const QUICK_CHECKS: u32 = 50;
 /// Number of checks in a row without a callback after which the subscription counts as lost.
 const SILENT_CHECKS: u32 = 2;
@@ -22,9 +23,9 @@ pub(super) struct Client {
     failed_attempts: u32,
     /// Time of the last check that found a callback of this subscription. Before the first one, missing callbacks mean nothing.
     last_callback_ns: Option<u64>,
-    /// Number of checks since then that found none.
+    /// Number of checks without a callback since `last_callback_ns`.
     silent_checks: u32,
-    /// The next check should be made in the sender's next round.
+    /// Whether the next check is due in the sender's next round, not after a second.
     pub check_soon: bool,
     subscription: u64,
 }
@@ -34,7 +35,7 @@ impl Client {
         Client { subscription, ..Client::default() }
     }
 
-    /// Checks the subscription, once a second, outside of the agent. Returns true if callbacks arrive again after a pause.
+    /// Checks the subscription; called about once a second. Returns true if there is a new subscription after an earlier one.
     pub(crate) fn check(&mut self, core: &Core, now: u64) -> bool {
         let before = self.subscription;
         let (held, number) = subscribe::subscription_state();

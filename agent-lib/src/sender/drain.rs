@@ -12,13 +12,13 @@ use std::time::Duration;
 
 /// Timeout for a thread to finish its record. After it, the round ends, and a later round continues.
 pub(super) const QUIESCE_TIMEOUT: Duration = Duration::from_millis(20);
-/// Number of slots by which prefetching is ahead of reading: slots lie in the caches of other cores.
+/// Number of ring slots that are prefetched before they are read, because they lie in the caches of other cores.
 const PREFETCHED: u64 = 8;
 /// Maximum number of records before the next watermark, so that a busy program does not delay it.
 const MAX_RECORDS: u64 = 16 * 1024;
 
 impl Sender {
-    /// Sends a record without a number. Returns false if the link has ended.
+    /// Sends `body` as a record without a number. Returns false if the link has ended.
     pub(super) fn send(&mut self, body: Body<'_>) -> bool {
         self.link.frame(&Record { stamp: self.core.recorder.stamp(), body })
     }
@@ -27,8 +27,8 @@ impl Sender {
     pub(super) fn send_new(&mut self) -> bool {
         let mut busy = false;
         while self.link.is_up() {
-            // The order matters: a driver call in flight at `now` is still in flight at the second line, or its record has a
-            // number up to `head`.
+            // The order matters: a driver call in flight at `now` is still in flight when `in_flight_since_ns` is read, or its
+            // record has a number up to `head`.
             let now = self.core.recorder.clock.now() - MARGIN_NS;
             let in_flight_since_ns = threads::moving_since_ns();
             let head = self.core.recorder.ring.head();
@@ -51,7 +51,7 @@ impl Sender {
         busy
     }
 
-    /// Sends the packet, and allows writers to reuse the slots of its records.
+    /// Sends the current packet. Then writers may reuse the ring slots of its records.
     pub(super) fn flush(&mut self) -> bool {
         let sent = self.link.flush();
         if sent && !self.dumping {

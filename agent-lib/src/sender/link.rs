@@ -26,7 +26,7 @@ pub(crate) const PACKET_BYTES: usize = 60 * 1024;
 /// started during a job gets the whole state within 5 s. An attempt costs 4 us (socket, connect, close), or 0.05 ms in a minute.
 /// Without a daemon the agent's thread runs 73 ms in a minute (debug build; tests/suite/live_faults/absent.rs).
 const RETRY_NS: std::ops::RangeInclusive<u64> = 100_000_000..=5_000_000_000;
-/// Timeout while waiting for a busy daemon to accept, which accepts thousands of connections in that time.
+/// Timeout in us while waiting for a busy daemon to accept the connection. It accepts thousands of connections in that time.
 const PATIENCE_US: libc::suseconds_t = 250_000;
 
 /// Closes the connection in a forked child: it belongs to the parent process.
@@ -57,13 +57,13 @@ struct AdditionalRecording {
     is_full: bool,
 }
 
-/// Bytes of the largest size that are reserved for a recording's last record.
+/// Number of bytes of `max_bytes` that are reserved for a recording's last record.
 const LAST_WORD_BYTES: u64 = 128;
-/// Maximum number of file names to try for a recording, if files of these names exist.
+/// Maximum number of names to try for a recording's file while files of these names exist.
 const NAMES: u32 = 100;
 
 impl AdditionalRecording {
-    /// Returns whether this number of bytes may still be written, and counts them if so.
+    /// Returns whether `bytes` more bytes may be written, and counts them as written if so.
     fn has_room(&mut self, bytes: usize) -> bool {
         self.is_full |= self.bytes.saturating_add(bytes as u64) > self.max_bytes;
         self.bytes += if self.is_full { 0 } else { bytes as u64 };
@@ -82,14 +82,14 @@ pub(crate) struct Link {
     packet: Vec<u8>,
     next_try_ns: u64,
     retry_ns: u64,
-    /// The daemon has accepted this process and keeps its records.
+    /// Whether the daemon has accepted this process (sent its Welcome).
     is_welcomed: bool,
-    /// Distinguishes the programs that a process becomes by exec().
+    /// Number that distinguishes the programs which a process runs one after the other by exec().
     instance: u16,
-    /// The connection is to the socket of the system's daemon.
+    /// Whether the connection is to the socket of the system's daemon, not to the user's own.
     is_system: bool,
-    /// A packet found no room before the program ended. The daemon then reads all unsent records from the shared memory, so
-    /// sending them on another connection would book them twice.
+    /// Whether a packet could not be sent before the program ended. The daemon then reads all unsent records from the shared
+    /// memory, so sending them on another connection would count them twice.
     has_given_up: bool,
 }
 
@@ -143,7 +143,7 @@ impl Link {
         (self.next_try_ns, self.retry_ns) = (0, *RETRY_NS.start());
     }
 
-    /// Returns the path of the file that is written.
+    /// Returns the path of the recording's file that is being written.
     pub(crate) fn recording(&self) -> Option<&Path> {
         let main = self.path.as_deref().filter(|_| matches!(self.to, To::File(_)));
         self.beside.as_ref().map(|beside| beside.path.as_path()).or(main)
@@ -165,7 +165,7 @@ impl Link {
         self.beside.as_ref().is_some_and(|beside| beside.is_full)
     }
 
-    /// Ends the additional recording with a last record.
+    /// Ends the additional recording with the last record `bye`.
     pub(crate) fn end_beside(&mut self, bye: &Record<'_>) -> std::io::Result<()> {
         let Some(mut beside) = self.beside.take() else {
             return Err(std::io::Error::from_raw_os_error(libc::EIO));
@@ -201,7 +201,8 @@ impl Link {
         }
     }
 
-    /// Returns the user of the server at the other end, if no file may be created at that user's request.
+    /// Returns the user id of the daemon at the other end if that user may not request files; `None` if the user may. Allowed are
+    /// root, this program's user and the system's daemon.
     pub(crate) fn stranger(&self) -> Option<u32> {
         let To::Daemon(socket) = &self.to else { return None };
         let uid = server_uid(socket.fd);
@@ -233,7 +234,8 @@ impl Link {
             None => self.memory.is_some_and(Identity::holds) && self.open_socket(core),
         };
         self.is_welcomed = false;
-        // Varied by a quarter, so that not all processes retry at once. Also after success: the daemon may close the connection.
+        // The delay varies by a quarter, so that not all processes retry at once. It is set after success, too: the daemon may
+        // close the connection.
         let jitter = mix(now, core.pid.into()) % (self.retry_ns / 2) + self.retry_ns * 3 / 4;
         self.next_try_ns = now + jitter;
         self.retry_ns = (self.retry_ns * 2).min(*RETRY_NS.end());
@@ -306,7 +308,7 @@ impl Link {
         PACKET_BYTES - self.packet.len()
     }
 
-    /// Returns the packet, to append to within its room.
+    /// Returns the packet, to which the caller may append at most `room()` bytes.
     pub(crate) fn packet(&mut self) -> &mut Vec<u8> {
         &mut self.packet
     }
@@ -406,7 +408,8 @@ pub(crate) fn receive_now(fd: RawFd, buffer: &mut [u8]) -> Option<&[u8]> {
     buffer.get(..usize::try_from(got).ok()?)
 }
 
-/// Creates the file, or the first of `NAME-2.EXT`, `NAME-3.EXT`, ... that is new. Opens other things (/dev/null) as they are.
+/// Creates the file, or the first of `NAME-2.EXT`, `NAME-3.EXT`, ... that does not exist. If the path is not a regular file
+/// (/dev/null), opens it.
 fn fresh(path: &Path) -> Option<(File, PathBuf)> {
     if std::fs::metadata(path).is_ok_and(|about| !about.is_file()) {
         return Some((OpenOptions::new().write(true).open(path).ok()?, path.to_owned()));
@@ -440,7 +443,7 @@ fn farewell_time() -> Duration {
     Duration::from_millis(Core::get().map_or(0, |core| core.settings.exit_wait_ms) * 4 / 5)
 }
 
-/// What became of a packet.
+/// Result of sending a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sent {
     Whole,

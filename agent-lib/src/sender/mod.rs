@@ -29,8 +29,8 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering::*};
 use std::time::Duration;
 
-/// Shortest and first pause between rounds with something to send. A program that only allocates fills an eighth of the ring in
-/// that time.
+/// Shortest and first pause between two rounds while there is something to send. A program that only allocates fills an eighth
+/// of the ring in that time.
 const BUSY: Duration = Duration::from_millis(10);
 /// Longest pause while there is something to send, for a ring of `USUAL_SLOTS`. It is shorter if more than a quarter of the ring
 /// fills in that time. Each round costs the program's processors 50 us, whatever it sends: a timer, wake-ups of this thread and
@@ -47,7 +47,7 @@ const CHECK_NS: u64 = 1_000_000_000;
 /// Whether the process exits. The sender then sends all remaining records and stops.
 static FINISHING: AtomicBool = AtomicBool::new(false);
 
-/// How much was sent on a connection.
+/// What was sent so far on the current connection.
 #[derive(Debug, Default)]
 struct Progress {
     /// End of the names that were sent, in bytes from their start.
@@ -56,13 +56,13 @@ struct Progress {
     packed_seq: u64,
     /// Whether records were lost since the last resync.
     has_losses: bool,
-    /// Request (`epoch`) to which the next resync replies; `None` if no resync is due.
+    /// Number (`epoch`) of the daemon's request to which the next resync replies; `None` if no resync is due.
     resync: Option<u64>,
     state_version: Option<u64>,
     layers_version: Option<u64>,
     /// Number of the last report of the agent's state that was sent.
     reports_sent: u64,
-    /// Number of the first record that is withheld since the last report of such records; `None` while not muted.
+    /// Number of the first record withheld since the count of withheld records was last sent; `None` while not muted.
     muted_since: Option<u64>,
 }
 
@@ -73,12 +73,12 @@ struct Sender {
     link: Link,
     calibration: Calibration,
     progress: Progress,
-    /// Last values sent: `Core::unrestored_rows`, `Live::refused`, and whether names have found no room.
+    /// Values last sent to the daemon: `Core::unrestored_rows`, `Live::refused`, and whether the table of names is full.
     shortages: (u64, u64, bool),
     /// Number from the daemon's Welcome, for resyncs; 0 before it.
     epoch: u64,
     next_check_ns: u64,
-    /// Whether all threads of the host program have ended.
+    /// Whether the sender is the last thread of the process: all threads of the host program have ended.
     is_alone: bool,
     muted_by_daemon: bool,
     /// Whether the link is a file for a dump. Records written there do not count as sent.
@@ -88,7 +88,7 @@ struct Sender {
     /// Time at which the additional recording ends; 0 for no limit.
     record_until_ns: u64,
     window: Option<record::StepWindow>,
-    /// File of a recording that has ended at its limit, until the program requests its end.
+    /// File of a recording that ended by itself at its limit. Kept as the reply to the program's request to end it.
     ended: Option<PathBuf>,
     client: Client,
     torch: Health,
@@ -312,7 +312,7 @@ impl Sender {
         self.torch.update(self.core, self.thread);
         callers::reclaim(now);
         if self.core.devices.driver().is_some() && status::armed() {
-            // The ends of calls in flight at the pause were not observed. A resync omits the rows that these calls removed.
+            // During a pause, the ends of calls in flight are not observed. A resync omits the rows that these calls removed.
             if self.client.check(self.core, now) && self.link.is_up() {
                 self.progress.resync = Some(self.epoch);
             }

@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering::Relaxed;
 /// Maximum number of attempts to send a consistent state while the program continues.
 const TRIES: usize = 50;
 
-/// A recording of certain training steps, the first of which has not begun.
+/// A recording of a range of training steps, while its first step has not begun.
 #[derive(Debug)]
 pub(super) struct StepWindow {
     /// Link to the recording's file, which contains only its header and Hello so far.
@@ -24,7 +24,7 @@ pub(super) struct StepWindow {
     limits: RecordingLimits,
 }
 
-/// The file's path, or the reply to a request that failed.
+/// Result of a request: the path of the file written, or the reply that states the error.
 type Outcome = Result<PathBuf, RecordingReply>;
 
 fn refusal(errno: i32, text: String) -> RecordingReply {
@@ -57,7 +57,8 @@ impl Sender {
         any
     }
 
-    /// Handles and answers a command of the daemon; `None` for one with a limit that this agent does not know.
+    /// Handles a command of the daemon and replies to it. `request` is `None` if the command has a limit that this agent does not
+    /// know.
     pub(super) fn command(&mut self, command: u8, request: Option<RecordingRequest>) {
         let outcome = match request {
             Some(RecordingRequest::Start(path, _) | RecordingRequest::Dump { path, .. })
@@ -155,7 +156,7 @@ impl Sender {
             let text = format!("{}: the state alone has {bytes} bytes", path.display());
             return Err(refusal(libc::EFBIG, text));
         }
-        // Names added meanwhile are sent twice on one of the links, which does no harm.
+        // Names added while the state was written are sent twice on one of the links, which does no harm.
         self.progress.names_sent = self.progress.names_sent.min(written_to.names_sent);
         self.link.record_beside(link, path.clone(), bytes, limits.max_bytes);
         self.record_until_ns =
@@ -198,7 +199,7 @@ impl Sender {
         }
     }
 
-    /// Sends the records up to `seq` on the main link, too, and no others. Without a main link they are skipped.
+    /// Sends the records up to number `seq` on the main link. Without a main link they are skipped.
     fn catch_up(&mut self, seq: u64) -> bool {
         for _ in 0..TRIES {
             if self.progress.packed_seq >= seq {

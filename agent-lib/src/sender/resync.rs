@@ -15,7 +15,8 @@ use gpumem_wire::{Body, Flags, FreeState, PoolOwner, Record, Stamp};
 use std::collections::HashMap;
 use std::sync::atomic::Ordering::{Acquire, Release};
 
-/// Maximum number of times that handles are read in one round. If counts still change, all is sent again a round later.
+/// Maximum number of times that handles are read in one round. If their reference counts still change, a later round sends the
+/// state again.
 const TRIES: usize = 16;
 
 /// Rows that must be sent in a certain order: pools, and handles each with its mappings.
@@ -71,7 +72,7 @@ impl Sender {
             }
         }
         self.send_reports(0);
-        // A row restored meanwhile may be at a place that was scanned before.
+        // A row restored during the scan may be at a place that was scanned before.
         if are_settled && self.core.restored.load(Acquire) == restored {
             let head_seq = self.core.recorder.ring.head();
             self.send(Body::ResyncEnd { epoch, head_seq, rows });
@@ -81,8 +82,8 @@ impl Sender {
         self.flush();
     }
 
-    /// Reads pools, handles and mappings while no count changes, after all records up to `after_seq` were sent. `None` if a
-    /// thread did not finish its record or the link has ended.
+    /// Reads pools, handles and mappings after all records up to `after_seq` were sent, again until no reference count changes
+    /// meanwhile. `None` if a thread did not finish its record or the link has ended.
     fn read_settled(&mut self) -> Option<Ordered> {
         let mut ordered = Ordered::default();
         for _ in 0..TRIES {
@@ -118,7 +119,7 @@ impl Sender {
         ordered
     }
 
-    /// Sends the record of a row again; returns 1, the number of rows.
+    /// Sends the record of a row again; returns 1, the number of records sent.
     fn send_again(&mut self, mut row: Row) -> u64 {
         row[7] |= u64::from(Flags::RESTATED.0) << 48;
         self.link.slot(&row);

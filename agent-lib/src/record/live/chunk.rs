@@ -10,12 +10,12 @@ pub(crate) const FREE: u64 = 0;
 pub(super) struct Chunk {
     /// For each row: the hash of its key, `FREE`, or `WRITING` (base/row.rs).
     pub keys: [AtomicU64; KEYS],
-    /// Low half: number of rows that tried this chunk and lie in a later one. High half: a bit for each row with additional data.
+    /// Low half: number of rows that found this chunk full and lie in a later one. High half: a bit for each row with extra data.
     pub passed: AtomicU64,
 }
 
 impl Chunk {
-    /// Whether rows that tried this chunk lie in a later one.
+    /// Whether rows that found this chunk full lie in a later one.
     #[inline(always)]
     pub(crate) fn is_passed(&self) -> bool {
         self.passed.load(Acquire) as u32 != 0
@@ -32,7 +32,7 @@ impl Chunk {
         first(self.equal(hash))
     }
 
-    /// Returns a free place: `favourite`, if it is free.
+    /// Returns a free place, preferably `favourite`; `KEYS` if the chunk is full.
     #[inline(always)]
     pub(crate) fn free_place(&self, favourite: usize) -> usize {
         let free = self.equal(FREE);
@@ -87,7 +87,7 @@ fn first(equal: u32) -> usize {
     ((equal | 1 << (2 * KEYS)).trailing_zeros() / 2) as usize
 }
 
-/// Returns the bit in `passed` for additional data.
+/// Returns the bit in `passed` which says that the row at `place` has extra data.
 #[inline(always)]
 pub(super) fn extra_bit(place: usize) -> u64 {
     1 << (32 + place)

@@ -5,8 +5,8 @@
 //! made it, and its seq is 0 while the row is empty or being written. In private memory there are, in addition:
 //!
 //! ```text
-//! chunk   7 keys (hashes; 0 free, 1 being written), the number of rows that tried this chunk and lie in a later one, and which
-//!         rows have additional data: one cache line
+//! chunk   7 keys (hashes; 0 free, 1 being written), the number of rows that found this chunk full and lie in a later one, and
+//!         which rows have extra data: one cache line
 //! beside  for each row, data for which the record has no room: retags, counts of handles. Most rows have none
 //! ```
 //!
@@ -26,7 +26,7 @@ use crate::record::high_water;
 use chunk::{Chunk, FREE, KEYS, extra_bit, favourite};
 use std::sync::atomic::{AtomicU64, Ordering::*, fence};
 
-/// Largest distance of a row from its home, in chunks. At 80 % load one in a million rows is further than 8.
+/// Maximum number of chunks to try for a row. At 80 % load one in a million rows is further than 8 chunks from its home chunk.
 const REACH: usize = 64;
 
 /// Number of chunks of the first and second level: 3,584 rows in 229 kB, and 14,336 rows in 917 kB.
@@ -58,7 +58,7 @@ impl RowLocation {
     }
 }
 
-/// The place of a key's row. For a new key, the place that its row will get if no other thread claims it first.
+/// The place of a key's row. For a new key, the place that its row gets unless another thread claims it first.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RowSlot {
     hash: u64,
@@ -78,7 +78,7 @@ pub struct Live {
     middle: usize,
     /// Maximum number of chunks that a lookup tries.
     reach: usize,
-    /// Number of rows for which there was no place. If it is not 0, the state is incomplete.
+    /// Number of rows that were not added for lack of a place. If it is not 0, the table is incomplete.
     pub refused: AtomicU64,
     beside: &'static [[AtomicU64; 3]],
 }
@@ -366,7 +366,7 @@ impl Live {
         self.read(place)
     }
 
-    /// Reads the row at a place, if there is one. `None`, too, if another thread changes it meanwhile.
+    /// Reads the row at a place; `None` if the place is free or another thread changes it meanwhile.
     fn read(&self, place: RowLocation) -> Option<RowCopy> {
         let words = place.row;
         let seq = u64::from_le(words[0].load(Acquire));
@@ -376,7 +376,7 @@ impl Live {
         (seq != 0 && u64::from_le(words[0].load(Relaxed)) == seq).then_some(RowCopy { row, beside })
     }
 
-    /// Returns the parent of the pool that a block's row belongs to; 0 without one, and for other rows.
+    /// Returns the parent of a block's pool; 0 if the pool has no parent or the row is not a block.
     pub(crate) fn parent_of(&self, row: &Row) -> u64 {
         match kind_of(row) {
             kind::BLOCK_ALLOC => self.get(Key::Pool(row[4])).map_or(0, |pool| pool.row[4]),
@@ -390,7 +390,7 @@ impl Live {
         high_water::count(&row, self.parent_of(&row), 1);
     }
 
-    /// Begins a range of the high-water mark; returns false without memory. Must not be called in a callback.
+    /// Begins a range whose peak is recorded (high_water.rs); returns false without memory. Must not be called in a callback.
     pub(crate) fn begin_high_water(&self) -> bool {
         high_water::begin(|| self.scan().map(|taken| (taken.row, self.parent_of(&taken.row))).collect())
     }
@@ -406,7 +406,7 @@ impl Live {
         used.filter_map(|(at, number)| self.read(self.place(at, number)))
     }
 
-    /// Removes each row for which `key_of` returns a key. For the end of a context or a pool.
+    /// Removes each row for which `key_of` returns a key, for example all rows of a context that ended.
     pub(crate) fn remove_where(&self, key_of: impl Fn(&RowCopy) -> Option<Key>) {
         for taken in self.scan() {
             if let Some(key) = key_of(&taken) {
@@ -438,7 +438,7 @@ impl Live {
         Some(before)
     }
 
-    /// Marks a block that was freed while a stream may still use it.
+    /// Marks a block as pending: freed while a stream may still use it.
     pub(crate) fn set_pending(&self, key: Key) {
         self.update(key, 5, |word, beside| {
             beside.flags |= RowExtra::PENDING;
@@ -446,7 +446,7 @@ impl Live {
         });
     }
 
-    /// Adds to the counts of references and mappings of a row. Returns the row with the new counts; `None` if there is none.
+    /// Adds to a row's counts of references and mappings. Returns the row with the new counts; `None` without a row.
     pub(crate) fn count(&self, key: Key, references: i32, mappings: i32) -> Option<RowCopy> {
         let (_, place) = self.find(key.hash())?;
         let counts = &self.open_extra(place)[1];
