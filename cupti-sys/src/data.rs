@@ -43,7 +43,7 @@ layouts! {
 
     /// `CUpti_ResourceData`: argument of callbacks in the RESOURCE domain.
     ResourceData = 24 {
-        /// The context that has changed, or whose resource has.
+        /// The context that has changed, or that the changed resource belongs to.
         context @ 0: *const c_void,
         /// The stream, if the callback id is about a stream.
         stream @ 8: *const c_void,

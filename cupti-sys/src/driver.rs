@@ -26,7 +26,7 @@ pub mod device_attribute {
     pub const THREADS_PER_MULTIPROCESSOR: c_int = 39;
 }
 
-/// Declares the functions: field, symbol, a second symbol for drivers without the first one, parameters.
+/// Declares driver functions. Each has a field, a symbol, a second symbol for drivers without the first one, and parameters.
 macro_rules! functions {
     ($( $field:ident = $first:literal $(or $other:literal)? ($($parameter:ty),*) )*) => {
         /// The loaded driver's functions; each may be missing in an old driver.

@@ -20,7 +20,7 @@ pub const MODULE_CORE2: u32 = 5;
 /// Array of pointers to the caller's function pointers.
 pub type Table = *mut *mut usize;
 
-/// `getExportTable(ETID_CALLBACKS)`.
+/// The export table that `getExportTable(ETID_CALLBACKS)` returns.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct Callbacks {
@@ -31,7 +31,7 @@ pub struct Callbacks {
         Option<unsafe extern "C" fn(module: u32, table: *mut Table, count: *mut u32) -> c_int>,
 }
 
-/// `getExportTable(ETID_VERSION_INFO)`.
+/// The export table that `getExportTable(ETID_VERSION_INFO)` returns.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct VersionInfo {
@@ -82,7 +82,7 @@ pub mod core2 {
     pub const DOMAIN_DESTROY: u32 = 14;
 }
 
-/// Result of a push or pop that is not followed (`NoPushPopTracking`).
+/// Result of a push or pop while pushes and pops are not tracked (`NVTX_NO_PUSH_POP_TRACKING`).
 pub const NOT_TRACKED: c_int = -2;
 
 layouts! {

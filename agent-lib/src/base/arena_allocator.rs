@@ -25,7 +25,7 @@ static ARENA: Arena = Arena(UnsafeCell::new([0; ARENA_BYTES]));
 /// Number of pieces in use << 32 | bytes up to the end of the last piece. The second number returns to 0 when no piece is in use.
 static USED: AtomicU64 = AtomicU64::new(0);
 
-/// Returns a piece of the arena; null if there is no room.
+/// Returns a piece of the arena with `bytes` bytes; null if there is no room.
 fn take(bytes: usize, align: usize) -> *mut c_void {
     let align = align.max(ALIGN);
     let base = ARENA.0.get() as usize;

@@ -8,12 +8,12 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*, fence};
 
-/// Largest error of a time in ns, from out-of-order reads of the counter and the error of the slope. Watermarks are earlier by
-/// it.
+/// Largest error of a time in ns, from out-of-order reads of the counter and the error of the slope. The times of watermarks are
+/// earlier by this amount.
 pub(crate) const MARGIN_NS: u64 = 20_000;
 /// A larger difference from the kernel's clock, in ns, is a jump and not a drift.
 const JUMP_NS: i64 = 1_000_000;
-/// After more jumps the counter is no longer used.
+/// Maximum number of jumps; after more, only the kernel's clock is used.
 const JUMPS_ALLOWED: u32 = 8;
 /// Time until the first slope is computed, in ns.
 const FIRST_NS: u64 = 20_000_000;
@@ -65,7 +65,7 @@ pub struct Clock {
 
 #[derive(Debug, Default)]
 pub(crate) struct Calibration {
-    /// Counter and kernel's clock at the start of the measurements, or after the last jump.
+    /// Values of the counter and of the kernel's clock (ns) at the start of the measurements, or after the last jump.
     start: Option<(u64, u64)>,
     last_ns: u64,
     jumps: u32,
@@ -109,7 +109,7 @@ impl Clock {
         self.version.store((version | 1).wrapping_add(1), Release);
     }
 
-    /// Measures and adjusts the line, if it is time. One thread calls this regularly; most calls do nothing.
+    /// Measures and adjusts the line if a measurement is due. One thread calls this regularly; most calls do nothing.
     pub(crate) fn calibrate(&self, state: &mut Calibration) {
         if state.given_up {
             return;

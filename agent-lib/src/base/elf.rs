@@ -40,7 +40,7 @@ impl<'a> ElfFile<'a> {
         head.starts_with(b"\x7fELF\x02").then_some(ElfFile { read, head: from_bytes(&head)? })
     }
 
-    /// Reads entry `number` of the table at offset `table`, whose entries have `each` bytes.
+    /// Reads entry `number` of the table at offset `table` in the file. Entries have `each` bytes.
     fn entry<T: Plain>(&self, table: u64, each: u16, number: u64) -> Option<T> {
         let mut bytes = [0; 64];
         let bytes = bytes.get_mut(..size_of::<T>()).filter(|bytes| usize::from(each) >= bytes.len())?;

@@ -1,6 +1,6 @@
 //! Global words that are read for each block of PyTorch's allocator, in one cache line. As separate statics, each word would use
-//! a cache line, and its address another one; the training needs these lines itself. A field's comment names the file that
-//! uses the word.
+//! a cache line, and its address another one. That would displace data of the training from the cache. A field's comment names
+//! the file that uses the word.
 
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, AtomicUsize};
 

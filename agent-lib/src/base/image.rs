@@ -75,7 +75,7 @@ impl<'a> Image<'a> {
         Some((start, start.checked_add(usize::try_from(header.p_memsz).ok()?)?))
     }
 
-    /// Returns the addresses at which each segment of a kind with these flags starts and ends in memory.
+    /// Returns the start and end address in memory of each segment of type `kind` that has these flags.
     fn segments(&self, kind: u32, flags: u32) -> impl Iterator<Item = (usize, usize)> {
         let wanted = move |header: &&Elf64_Phdr| header.p_type == kind && header.p_flags & flags == flags;
         self.headers.iter().filter(wanted).filter_map(|header| self.range(header))
@@ -192,8 +192,8 @@ impl<'a> Image<'a> {
         };
         let symbol = self.symbol(&tables, index)?;
         let (kind, binding) = (symbol.st_info & 15, symbol.st_info >> 4);
-        // Defined, a function or without a type, global or weak. An indirect function would have to be called to find its
-        // address.
+        // The symbol must be defined, a function or without a type, and global or weak. An indirect function would have to be
+        // called to find its address.
         if symbol.st_shndx == 0 || !matches!(kind, 0 | 2) || !matches!(binding, 1 | 2) {
             return None;
         }

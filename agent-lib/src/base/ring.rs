@@ -1,5 +1,5 @@
-//! The ring of records: a bounded queue with slots of fixed size, written by all threads and read by the sender. The numbers of
-//! records give their order, and each its slot.
+//! The ring of records: a bounded queue with slots of fixed size, written by all threads and read by the sender. Each record has a
+//! number, which determines its order and its slot.
 //!
 //! A writer takes its number first. So a dropped record leaves a gap in the numbers, and the reader notices the loss. When the
 //! ring is full, the newest record is dropped: a slot with an unsent record is not overwritten.
@@ -24,7 +24,7 @@ pub struct Ring {
     sent: Sent,
 }
 
-/// State of the record with a number.
+/// State of the record with a certain number.
 #[derive(Debug)]
 pub enum Made {
     /// The record is complete.
@@ -113,8 +113,8 @@ impl Ring {
             .then(|| std::array::from_fn(|index| u64::from_le(slot[index].load(Relaxed))))
     }
 
-    /// Returns the state of record `seq`. A record that is not there is still being written, or lost. To decide this, `quiesce`
-    /// waits until no thread is writing a number up to `until`. Up to number `quiet` this was done before.
+    /// Returns the state of record `seq`. A record that is not in its slot is still being written, or lost. To decide which,
+    /// `quiesce` waits until no thread is writing a number up to `until`. `quiet` is the number up to which it has already waited.
     #[inline(always)]
     pub fn made(&self, seq: u64, until: u64, quiet: &mut u64, quiesce: impl FnOnce(u64) -> bool) -> Made {
         let mut row = self.get(seq);

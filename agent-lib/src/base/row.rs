@@ -53,7 +53,7 @@ pub(crate) fn mix(a: u64, b: u64) -> u64 {
     (folded ^ folded >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93)
 }
 
-/// Data of a row that its record has no field for.
+/// Additional data of a row, for which its record has no field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct RowExtra {
     /// Tag of the row before its first retag; the row itself has the current tag. Only if `RETAGGED` is set.
@@ -75,7 +75,7 @@ impl RowExtra {
     /// The owner has freed the block, but a stream may still use it.
     pub(crate) const PENDING: u8 = 2;
 
-    /// Data of a new handle or import.
+    /// Additional data of a new handle or import: one reference.
     pub(crate) const REFERENCED: RowExtra = RowExtra::from_words([0, 1, 0]);
 
     pub(crate) fn words(self) -> [u64; 3] {

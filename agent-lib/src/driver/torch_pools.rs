@@ -34,8 +34,8 @@ pub struct Device {
     pub(crate) reserved: AtomicU64,
     /// Bytes of recorded segments. They equal `reserved`, unless some segments are older than the agent.
     pub segments: AtomicU64,
-    /// `reserved` minus `segments` at the last report, in bytes. It is set only then, because a segment that is being added or
-    /// removed changes only one of them.
+    /// `reserved` minus `segments` at the last report, in bytes. Between reports the two also differ while a segment is added or
+    /// removed.
     pub(crate) unseen: AtomicI64,
     /// Bytes of live blocks that are older than the agent.
     pub older: AtomicU64,

@@ -1,8 +1,8 @@
 //! The agent's own report of this process's live memory, used if no daemon answers. It has no data of NVML, so no memory outside
 //! of recorded allocations, and no history. Not for callbacks: it allocates.
 //!
-//! A line of the report is the sum of the rows with the same device, class, kind, tag and role. Classes overlap: blocks lie in
-//! segments, and segments in allocations.
+//! A line of the report is the sum of the rows with the same device, class, kind, tag and role. Classes overlap: the same memory
+//! may be part of a block, a segment and an allocation.
 
 use crate::base::row::{self, RowCopy, kind, kind_of, memory_of};
 use crate::driver::core::Core;

@@ -37,7 +37,7 @@ const PEEK: &CStr = c"_ZN2at15sequence_number4peekEv";
 const GRAD_MODE: &CStr = c"_ZN3c108GradMode10is_enabledEv";
 const THREAD: &CStr = c"_ZN2at14RecordFunction15currentThreadIdEv";
 
-/// Sequence numbers are below this; nodes that accumulate gradients have the largest possible number.
+/// Upper bound of the sequence numbers of nodes; nodes that accumulate gradients have the largest possible number instead.
 const NO_NUMBER: u64 = 1 << 62;
 /// Number of a node's words that are searched for its number.
 const WORDS: usize = 12;
@@ -47,7 +47,7 @@ const THREAD_BEHIND: usize = 3;
 /// `Engine::evaluate_function`: takes five words.
 type Evaluate = unsafe extern "C-unwind" fn(*mut c_void, *mut c_void, *mut c_void, *mut c_void, *mut c_void);
 
-/// Whether the search for the engine has finished, with or without success.
+/// Whether the search for PyTorch's engine has finished, with or without success.
 static SEARCHED: AtomicBool = AtomicBool::new(false);
 /// Original values of the two replaced slots.
 const NEXT: &AtomicUsize = &HOT_WORDS.next_evaluate;

@@ -38,7 +38,7 @@ static CLASS: AtomicU64 = AtomicU64::new(0);
 const BITS: u32 = 12;
 /// Number of a node's words that are searched for the leaf, which lies behind the shapes of its inputs.
 const NODE: u16 = 192;
-/// Number of words of another object to search.
+/// Number of words to search in each other object of the diagram.
 const OBJECT: u16 = 20;
 /// Bytes of a Python object's header: reference count and type in builds with a GIL, more in free-threaded builds.
 pub(super) const HEADERS: [u16; 2] = [16, 32];

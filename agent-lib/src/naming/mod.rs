@@ -28,7 +28,8 @@ use gpumem_wire::{Flags, Phase};
 use std::sync::atomic::Ordering::Relaxed;
 
 impl Core {
-    /// Returns the names in force on the calling thread. Also gives them to the autograd node that the thread made last.
+    /// Returns the name for memory that the calling thread allocates now. Also gives it to the autograd node that the thread made
+    /// last.
     #[inline(always)]
     pub fn named(&self, thread: &Thread) -> AllocationName {
         let mut frames = python::name(self).unwrap_or_default();
@@ -49,7 +50,7 @@ impl Core {
         AllocationName { tag, flags: Flags(0), phase, role: frames.role }
     }
 
-    /// Returns the context of a record with the names in force on the calling thread.
+    /// Returns the record context with the name for memory that the calling thread allocates now.
     #[inline(always)]
     pub(crate) fn here(&self, thread: &Thread) -> RecordContext {
         let AllocationName { tag, flags, .. } = self.named(thread);

@@ -10,15 +10,15 @@
 use crate::base::memfd::anonymous;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
 
-/// Maximum number of nodes between a node's forward and its backward pass; with more, early nodes lose their names. The table
-/// takes 1 MiB.
+/// Number of entries of the table, which takes 1 MiB. If more nodes are made between a node's forward and backward pass, the node
+/// loses its name.
 const ENTRIES: usize = 1 << 17;
 /// Maximum distance, in numbers, of a neighbour whose name an unnamed node gets. A node that allocates nothing (a view) has no
 /// name of its own.
 const NEAR: u64 = 16;
-/// An operation may end with a view, whose number follows that of the node that allocates.
+/// Distance from a node that allocates to the view with which its operation may end, in numbers.
 const VIEW_BEHIND: u64 = 1;
-/// After that view, a bias may be added in place.
+/// Distance from that node to an addition in place after the view (of a bias), in numbers.
 const ADDITION_BEHIND: u64 = 2;
 const THREAD_SHIFT: u32 = 48;
 /// Flag in a `Node`: the operation is an addition. The number has the bits below.

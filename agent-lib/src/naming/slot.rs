@@ -1,4 +1,4 @@
-//! Replaces slots (GOT entries), through which a loaded library calls functions.
+//! Replaces slots: entries of the GOT, in which a loaded library stores the addresses of functions that it calls.
 
 use crate::base::image::{Image, Slot};
 use crate::base::loaded_file::{find_mapped, write_sealed};

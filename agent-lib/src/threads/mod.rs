@@ -45,9 +45,9 @@ pub struct Call {
     pub(crate) creating: bool,
     /// Whether a graph node was made inside of the call: its stream is being captured.
     pub(crate) captured: bool,
-    /// Address of an allocation that a nested call has recorded; 0 for none.
+    /// Address of an allocation that a call nested in this one has recorded; 0 for none.
     pub(crate) reported: u64,
-    /// The pool whose segment the removed row was; 0 for none.
+    /// Id of the pool from which the begin of the call removed a segment; 0 for none.
     pub(crate) segment_of: u64,
 }
 
@@ -69,7 +69,7 @@ pub(crate) struct OwnerData {
     pub owner: [u8; DEPTH],
     /// For each owner, the number of its open scopes.
     pub open_scopes: [u16; OWNERS],
-    /// Open driver calls, the outermost first, and their number.
+    /// Driver calls that have not returned, the outermost first; the next field is their number.
     pub calls: [Option<Call>; CALLS],
     pub open: usize,
     /// The pool of the thread's last block in the C API: its row is marked as a pool that reports blocks.

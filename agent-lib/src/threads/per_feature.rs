@@ -37,9 +37,9 @@ pub(crate) struct AutogradThread {
     pub(crate) running: AtomicU64,
     /// PyTorch's id of the thread; 0 until it was read.
     pub(crate) id: AtomicU64,
-    /// The node that ended last on the thread.
+    /// Number of the node that ended last on the thread; 0 for none.
     pub(crate) last: AtomicU64,
-    /// The running node, if it accumulates a gradient; 0 for none.
+    /// Address of the running node if it accumulates a gradient, with the flag `gradient::NESTED`; else 0.
     pub(crate) accumulating: AtomicU64,
 }
 
@@ -57,7 +57,7 @@ impl AutogradThread {
     }
 }
 
-/// Number of ranges stored for each thread: the newest ones.
+/// Number of address ranges stored for each thread: the newest ones.
 const FRESH: usize = 4;
 
 /// Maximum number of events stored for the free of a block: one for each stream that used the block.
@@ -89,7 +89,7 @@ pub(crate) struct Event {
     pub handle: AtomicU64,
     /// Return address of the call that recorded it.
     pub site: AtomicUsize,
-    /// Address on the stack at that call.
+    /// Stack pointer at that call.
     pub stack: AtomicUsize,
 }
 
@@ -97,9 +97,9 @@ pub(crate) struct Event {
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(crate) struct ThreadAllocatorState {
-    /// Number of ranges since the last block.
+    /// Number of address ranges that the driver gave the thread since its last block.
     remembered: AtomicU32,
-    /// Number of events since the last report.
+    /// Number of CUDA events that PyTorch has recorded on the thread since its last report.
     recorded: AtomicU32,
     /// Whether the driver has refused PyTorch memory since the last block.
     pub(crate) refused: AtomicBool,

@@ -31,7 +31,7 @@ pub(crate) struct Stack {
 }
 
 impl Stack {
-    /// Returns the end of the memory from `at` on that is known to be readable.
+    /// Returns the end address of the memory from `at` on that is known to be readable.
     #[inline(always)]
     pub(crate) fn known_end(&self, at: usize) -> usize {
         if self.holds(at) { self.top } else { (at | (PAGE - 1)) + 1 }
@@ -42,7 +42,7 @@ impl Stack {
         self.low <= at && at < self.top
     }
 
-    /// Like `known_end`, after extending the known part. `at` must be in use.
+    /// Like `known_end`, after testing more of the stack if needed. `at` must be an address in use.
     #[cold]
     pub(crate) fn find_end(&mut self, at: usize) -> usize {
         if !self.holds(at) && self.tries < TRIES {

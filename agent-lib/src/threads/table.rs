@@ -36,7 +36,7 @@ impl RecordInProgress {
         self.bound.store(1, Relaxed);
     }
 
-    /// Whether no record with a number up to `seq` is being made.
+    /// Whether the thread is not making a record with a number up to `seq`.
     fn is_past(&self, seq: u64) -> bool {
         !(1..=seq).contains(&self.at.load(Acquire))
     }
@@ -119,8 +119,8 @@ impl<T: TableSlot, const COUNT: usize> SlotTable<T, COUNT> {
         self.next.store(0, Relaxed);
     }
 
-    /// Waits until all records up to `seq` are made or lost. While a thread is making one, it calls `wait` with the number of
-    /// calls for this thread so far, and returns false if `wait` does.
+    /// Waits until all records up to `seq` are made or lost. While a thread is still making one, calls `wait` with the number of its
+    /// calls for that thread so far. Returns false as soon as `wait` does.
     pub fn quiesce(&self, seq: u64, mut wait: impl FnMut(u32) -> bool) -> bool {
         self.all().iter().all(|place| {
             let mut turns = 0;

@@ -18,7 +18,7 @@ pub(crate) struct Segment {
     pub end: usize,
     /// Address range of the functions in it; empty for a segment of data.
     pub code: (usize, usize),
-    /// Index of its file in `Collection::objects`.
+    /// Index in `Collection::objects` of the file that the segment belongs to.
     pub object: usize,
 }
 

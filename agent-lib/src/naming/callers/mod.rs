@@ -44,7 +44,7 @@ const STACK_RANGE: usize = 1 << 20;
 /// Upper bound of the ids of calls, as in sources/cupti/table.rs.
 const IDS: usize = 1024;
 
-/// Candidate positions of a return address: one bit for each of the 64 words from the start of the search.
+/// Candidate positions of a return address on the stack: one bit for each of the 64 words from the start of the search.
 struct ReturnSlot {
     /// The return address above which the search starts; 0 while the entry is unused.
     from: AtomicUsize,
@@ -85,7 +85,7 @@ impl ReturnSlot {
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct CandidateWords {
     any: u64,
-    /// Words of `any` that do not point to the beginning of a function.
+    /// Words of `any` that point into a function, but not to a multiple of 16, where functions begin.
     within: u64,
 }
 
@@ -122,8 +122,8 @@ unsafe fn word(at: usize) -> usize {
 }
 
 impl Core {
-    /// Returns the number of the library that made the driver call `call`, with the parameters at `params`; 0 if unknown.
-    /// `frame` is an address in the agent's own frame.
+    /// Returns the number of the library that made the driver call `call`, whose parameters are at `params`; 0 if unknown.
+    /// `frame` is an address in the agent's own stack frame.
     #[inline(always)]
     pub fn caller(&self, thread: &Thread, call: u32, params: usize, frame: usize) -> u16 {
         let on_stack = params > frame && params - frame < STACK_RANGE;

@@ -20,12 +20,12 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU16, AtomicU32, AtomicU64, 
 
 /// Number of libraries in a process that can be numbered: the ledger keeps twelve bits for the number.
 const NUMBERS: u32 = 1 << 12;
-/// Maximum number of libraries that callbacks can meet between two builds of the table.
+/// Maximum number of libraries that callbacks can number before the sender's next table has them.
 const NEW: usize = 32;
 /// Time after which a replaced table may be freed.
 const GRACE_NS: u64 = 1_000_000_000;
 
-/// Part of a library in a driver call.
+/// What a library does in a driver call: execute it, pass it on, or make it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Part {
     /// The driver, CUPTI or the agent itself: code below the entry function of the driver call.
@@ -133,7 +133,7 @@ pub(crate) fn generation() -> u32 {
     GENERATION.load(Acquire)
 }
 
-/// Invalidates the cached callers: they may be wrong.
+/// Invalidates cached results about callers, for example after files were unmapped.
 pub(crate) fn invalidate() {
     GENERATION.fetch_add(1, AcqRel);
 }

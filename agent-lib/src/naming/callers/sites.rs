@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 
 /// Maximum number of allocations that wait for the sender's next round; further ones stay unnamed.
 const PLACES: usize = 128;
-/// Maximum number of functions to cache; a program requests memory in few places.
+/// Maximum number of return addresses to cache; a program requests memory in few places.
 const CACHED: usize = 4096;
 
 const FREE: u32 = 0;

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
 
 /// Number of words of the table; a power of two.
 const PLACES: usize = 1024;
-/// Maximum number of entries in use: a fourth of the table.
+/// Maximum number of entries in use: a quarter of the table.
 const MOST: usize = PLACES / 4;
 /// Number of words, from the hashed position on, in which an entry can be.
 const REACH: usize = 8;
@@ -33,7 +33,7 @@ pub(crate) struct Variable {
 /// Kind of a code object, and the local variable that holds its module.
 pub(crate) type Meaning = (CodeKind, Variable);
 
-/// Meaning of a frame that runs a code object. The numbers are those of gpumem_code, without a gap.
+/// What it means for the name of an allocation that a frame runs a code object. `gpumem_code` uses the same numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum CodeKind {
@@ -73,7 +73,7 @@ pub(crate) enum CodeKind {
     OptimizerState,
 }
 
-/// Set of kinds that are not needed to find a name; their code objects are in a separate table.
+/// Bit set of the kinds that are needed only when memory runs out; their code objects are in a separate table.
 pub(crate) const RARE: u32 = 1 << CodeKind::ZeroGrad as u32 | 1 << CodeKind::CustomFunction as u32;
 
 impl CodeKind {
@@ -83,7 +83,7 @@ impl CodeKind {
             .then(|| unsafe { std::mem::transmute::<u8, CodeKind>(code as u8) })
     }
 
-    /// Whether it is in a set of bits. A `match` would be slower: where frames of all kinds alternate, its jump is often
+    /// Whether the kind's bit is in a set. A `match` would be slower: where frames of all kinds alternate, its jump is often
     /// mispredicted.
     #[inline(always)]
     pub(crate) fn is_in(self, set: u32) -> bool {

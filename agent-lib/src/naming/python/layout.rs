@@ -241,7 +241,7 @@ fn published(version: Version, memory: &impl Memory, runtime: Pointer) -> Result
 pub(crate) const NO_GIL: &str = "CPython without a GIL (free-threaded) is not read";
 
 impl Layout {
-    /// Whether all offsets of words are multiples of 8 and within range.
+    /// Whether all offsets of 8-byte words are multiples of 8 and within range.
     fn is_sane(&self) -> bool {
         let instruction = match self.instruction {
             CurrentInstruction::Index(at, _) => [at & !7, 0],

@@ -29,7 +29,7 @@ const CHECK: u64 = !0 << TAG_BITS;
 /// Values that the cache holds for a code object's hash, in place of a tag: the code is the program's own, or a library's.
 const OWN: u32 = 1;
 const LIBRARY: u32 = 2;
-/// The name that further lines share.
+/// The name that all lines after the first `MOST_LINES` share.
 const REST: &[u8] = b"(other lines)";
 
 /// Directories of packages that allocate for their callers.
@@ -102,7 +102,7 @@ impl Lines {
         tag
     }
 
-    /// Returns the tag of a text. Several instructions may share a line, so only a new text counts towards the limit.
+    /// Returns the tag of a line's text. Several instructions may share a line, so only a new text counts towards `MOST_LINES`.
     #[cold]
     fn tag_of(&self, names: &Names, text: &[u8]) -> u32 {
         if let Some(tag) = names.known(0, text) {
@@ -115,7 +115,7 @@ impl Lines {
         names.intern(0, text)
     }
 
-    /// Returns the words that may have the entry of a hash; none before `prepare`.
+    /// Returns the cache's words in which the entry of a hash can be; none before `prepare`.
     fn probes(&self, hash: u64) -> impl Iterator<Item = &'static AtomicU64> {
         let entries = self.entries.get();
         let reach = if entries.is_empty() { 0 } else { REACH };

@@ -38,8 +38,8 @@ static LINES: Lines = Lines::new();
 /// Module objects, registered by Python with gpumem_module.
 pub(crate) static MODULES: Modules = Modules::new();
 
-/// Returns the name that the calling thread's Python frames give, if the code of a frame has a meaning. The tag is 0 if only
-/// the phase or the role is known.
+/// Returns the name that the calling thread's Python frames give; `None` if no frame runs a registered code object. The tag is 0
+/// if only the phase or the role is known.
 #[inline(always)]
 pub(crate) fn name(core: &Core) -> Option<AllocationName> {
     armed()?;
@@ -84,7 +84,7 @@ fn state(interpreter: &Interpreter) -> Option<u64> {
     (state != 0).then_some(state)
 }
 
-/// Returns the tag of the program's line that the calling thread is at, for untagged memory; 0 without one.
+/// Returns the tag of the program's line that the calling thread executes, for untagged memory; 0 without such a line.
 #[inline(never)]
 pub(crate) fn line(core: &Core) -> u32 {
     if !core.settings.layers.sites {

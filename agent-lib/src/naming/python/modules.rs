@@ -91,7 +91,7 @@ pub(crate) struct Modules {
     number: AtomicU32,
     /// Number of registered modules.
     live: AtomicUsize,
-    /// Number of entries of the table that are not 0.
+    /// Number of entries of the table that were used, including those of removed modules.
     used: AtomicUsize,
     /// Number of paths that ended at an unregistered parent.
     dangling: AtomicUsize,
@@ -251,7 +251,7 @@ impl Modules {
         }
     }
 
-    /// Notes that Python code has named all parameters after the current paths of their modules.
+    /// Stores that Python code has named all parameters after the current paths of their modules.
     pub(crate) fn name_parameters(&self) {
         self.parameters_epoch.store(self.epoch.load(Relaxed), Relaxed);
     }
@@ -261,8 +261,8 @@ impl Modules {
         self.parameters_epoch.load(Relaxed) == self.epoch.load(Relaxed)
     }
 
-    /// Returns the tag of the path with these names, the outermost last. Leaves out inner names for which there is no room. A
-    /// number is joined to the name before it: `h.3`.
+    /// Returns the tag of the path that consists of the names at the positions `chain`, the outermost last. Leaves out inner names
+    /// for which there is no room. A number is joined to the name before it: `h.3`.
     fn path(&self, names: &Names, chain: &[u64]) -> u32 {
         let mut room = [0; MAX_TAG_BYTES];
         let (mut tag, mut component) = (0, TextBuffer::new(&mut room));

@@ -1,4 +1,4 @@
-//! Walks from the thread's Python state through its frames to the first one whose code has a meaning (codes.rs).
+//! Walks from the thread's Python state through its frames to the first one that runs a registered code object (codes.rs).
 //!
 //! While a thread is inside of a call, its own frames do not change, whichever thread holds the GIL: the walk needs no lock and
 //! no reference counts. It reads two words of each frame, code and caller; for a frame with a meaning also a local variable and
@@ -23,19 +23,19 @@ use std::sync::atomic::Ordering::Relaxed;
 
 pub(crate) const MAX_FRAMES: usize = 128;
 
-/// Kinds at which the walk continues.
+/// Kinds of frames (`CodeKind`) at which the walk continues with the calling frame.
 const CONTINUE: u32 = 1 << Nothing as u32 | 1 << Copying as u32 | 1 << Gradient as u32 | GIVE_ROLE;
-/// Kinds that give the role of all memory allocated by their function and its callees.
+/// Kinds of frames that give a role to all memory allocated by their function and its callees.
 const GIVE_ROLE: u32 = 1 << Parameter as u32
     | 1 << Reduction as u32
     | 1 << KvCache as u32
     | 1 << CacheUpdate as u32
     | 1 << ParameterCopy as u32
     | 1 << OptimizerState as u32;
-/// Kinds with a module or an optimizer as a local variable.
+/// Kinds of frames that have a module or an optimizer in a local variable.
 const HAVE_MODULE: u32 = 1 << Module as u32 | 1 << Setup as u32 | 1 << Step as u32;
 
-/// Memory, and what is needed to find frames in it.
+/// Reads a thread's frames: the memory to read, and the offsets and tables that this needs.
 pub(crate) struct Reader<'a, M> {
     pub memory: &'a M,
     pub layout: &'a Layout,

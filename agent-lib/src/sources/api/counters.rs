@@ -1,4 +1,5 @@
-//! Counters of the program, with statistics since their last reset: changes, least, greatest, mean over time. Not for callbacks.
+//! Counters that the program sets, with statistics since the last reset: number of changes, minimum, maximum, mean over time. Not
+//! for callbacks.
 
 use crate::base::fault_injection;
 use crate::base::locks::ForkMutex;
@@ -12,14 +13,14 @@ const MAX_COUNTERS: usize = 4096;
 /// A counter and its statistics since the last reset.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Counter {
-    /// Tag of its name.
+    /// Tag that is the counter's name.
     pub tag: u32,
     pub value: i64,
-    /// Number of times that it was set or changed since the reset.
+    /// Number of times that the counter was set or changed since the reset.
     pub changes: u64,
     pub least: i64,
     pub greatest: i64,
-    /// Sum of value × ns since the reset, up to `changed_ns`.
+    /// Sum of value × duration (ns) of each value since the reset, up to `changed_ns`.
     area: i128,
     reset_ns: u64,
     changed_ns: u64,

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 use std::sync::{Condvar, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
-/// Default name of a file; `create` explains the marks.
+/// Default name of a file; `create` explains the placeholders (`%h`, ...).
 const DEFAULT_NAME: &str = "gpumem-%h-%r%p-%n.gpumem";
 /// Timeout of the lock. If it is held for longer, this is a forked child, and the thread that held it does not exist.
 const LOCK_TIMEOUT: Duration = Duration::from_millis(500);
@@ -80,10 +80,10 @@ fn replace<T>(limit: &mut Option<T>, value: &str, parsed: Option<T>) -> bool {
     is_valid
 }
 
-/// Number of the first step that begins or ends a recording; `u64::MAX` if none does.
+/// Number of the next step at which a recording begins or ends; `u64::MAX` for none.
 static NEXT_STEP: AtomicU64 = AtomicU64::new(u64::MAX);
 
-/// Sets the number of the first step that the sender has to know of; `u64::MAX` for none.
+/// Sets the number of the next step of which the sender must be notified; `u64::MAX` for none.
 pub(crate) fn set_next_step(number: u64) {
     NEXT_STEP.store(number, Release);
 }
@@ -148,7 +148,7 @@ static SLOT: ForkMutex<RequestSlot> = ForkMutex::new(RequestSlot::default);
 /// Notified when there is a reply.
 static DONE: Condvar = Condvar::new();
 
-/// Locks the slot; `None` after `LOCK_TIMEOUT`.
+/// Locks the slot for requests and replies; `None` after `LOCK_TIMEOUT`.
 pub(crate) fn slot() -> Option<MutexGuard<'static, RequestSlot>> {
     let _uncancelled = Uncancelled::now();
     let start = Instant::now();

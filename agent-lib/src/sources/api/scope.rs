@@ -20,7 +20,7 @@ pub(crate) fn note_used() {
 
 pub(crate) static STEP: AtomicU64 = AtomicU64::new(0);
 
-/// Reports whether the program uses scopes. The sender calls it each round: a short program may end before the next one.
+/// Reports whether the program uses scopes. The sender calls this function in each round: a short program may end soon.
 pub(crate) fn report_state() {
     let (state, reason) = match USED.load(Relaxed) {
         true => (LayerState::Active, ""),
@@ -178,7 +178,7 @@ impl Core {
         self.mark_tag(thread, self.recorder.names.intern(0, name));
     }
 
-    /// Records a mark with a tag instead of a name.
+    /// Records a named event at the current time (a mark), whose name is given as a tag.
     pub(crate) fn mark_tag(&self, thread: &Thread, tag: u32) {
         if recorder::records(recorder::MARKS) {
             self.recorder.note(thread, RecordContext::tagged(tag), Body::Marker {});

@@ -262,7 +262,7 @@ impl Pool {
     }
 }
 
-/// Sums of a device, in bytes; see the module's docs.
+/// Sums of a device's memory, in bytes, with the names of the module's docs.
 #[derive(Default)]
 struct Device {
     tracked: u64,

@@ -108,7 +108,7 @@ impl CallbackContext<'_> {
         RecordContext { context: self.data.context_uid, device: self.core.device(ordinal), ..at }
     }
 
-    /// Adds the number of the library that made this call.
+    /// Sets `module` in `at` to the number of the library that made this call.
     #[inline(always)]
     pub(super) fn called(&self, at: RecordContext) -> RecordContext {
         let (params, frame) = (self.data.params as usize, std::ptr::from_ref(self) as usize);

@@ -32,7 +32,7 @@ impl Core {
         wake();
     }
 
-    /// Handles the begin of a free. `call` keeps the row until the free returns.
+    /// Handles the begin of a free. `call` keeps the allocation's row until the free returns.
     #[inline(always)]
     pub fn free_entered(&self, thread: &Thread, at: RecordContext, call: &mut Call, address: u64) {
         self.remove_segments(thread, call, address, 0);
@@ -70,8 +70,8 @@ impl Core {
         Some(device)
     }
 
-    /// Records a context, the first time that it is seen. `created` is the context of the record if it was created just now.
-    /// Otherwise it is older, or a green context, which is a part of the primary one and costs nothing itself.
+    /// Records a CUDA context when it is first seen. If a call has just created it, `created` holds fields of that call's record.
+    /// With `None` it is older, or a green context, which is a part of the primary one and takes no memory itself.
     pub fn context_seen(
         &self,
         thread: &Thread,
@@ -91,8 +91,8 @@ impl Core {
         }
     }
 
-    /// Records an event with which the driver takes or frees memory outside of allocations. Requests a sample, which shows how
-    /// much.
+    /// Records an event with which the driver takes or frees memory outside of allocations. Wakes the sender, so that a sample of
+    /// the device's memory is soon taken, which shows how much.
     pub(crate) fn other_memory_changed(
         &self,
         thread: &Thread,

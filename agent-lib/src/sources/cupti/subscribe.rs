@@ -28,7 +28,7 @@ const NO_DEVICE: u16 = 100;
 const LARGER_PARAMETERS: u32 = 130_200;
 /// First version of CUPTI in which several clients at a time are requested. Before, that mode was experimental and crashed.
 const MULTIPLE: u32 = 130_301;
-/// Calls without whose callbacks memory cannot be tracked.
+/// Ids of the calls whose callbacks are required: memory cannot be tracked without them.
 const VITAL: [u32; 2] = [ids::cuMemAlloc_v2, ids::cuMemFree_v2];
 
 /// The current subscription. CUPTI requires that only one thread at a time enables callbacks.
@@ -49,7 +49,7 @@ struct State {
     subscription: Option<(Api, Handle)>,
     /// Whether the callbacks have stopped without notice; the handle is not used again then.
     lost: bool,
-    /// Number of subscriptions so far; also increases when one ends.
+    /// Number that identifies the subscription; increases when one begins or ends.
     number: u64,
 }
 
@@ -61,10 +61,10 @@ unsafe impl Send for Handle {}
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SubscriptionState {
     Ours,
-    /// The agent has it, but its callbacks have stopped.
+    /// The agent has a subscription, but its callbacks have stopped.
     Lost,
     Nothing,
-    /// The agent has none, because the program has paused it.
+    /// The agent has no subscription, because the program has paused it.
     Unwanted,
 }
 
@@ -269,7 +269,7 @@ fn active() -> Option<MutexGuard<'static, State>> {
     SUBSCRIPTION.lock().ok().filter(|state| state.subscription.is_some() && !paused())
 }
 
-/// Marks the subscription as lost: its callbacks have stopped. The last one arrived at `heard_ns`.
+/// Marks the subscription as lost: its callbacks have stopped. The last callback was seen at `heard_ns`.
 pub(crate) fn mark_lost(heard_ns: u64) {
     let Some(mut state) = active() else { return };
     state.lost = true;
@@ -334,7 +334,7 @@ const PULSE: u32 = ids::cuDeviceGetCount;
 /// Number of callbacks of that call, from any caller.
 static PULSES: AtomicU64 = AtomicU64::new(0);
 
-/// Counts a callback of a call without another meaning.
+/// Counts a callback if it is that of the call used only for the check (`PULSE`).
 #[cold]
 pub(crate) fn count_pulse(id: u32) {
     if id == PULSE {
@@ -351,7 +351,8 @@ pub(crate) enum Pulse {
     Silent,
 }
 
-/// Makes the call and checks for its callback. Not for callbacks or code inside of the agent, where callbacks are ignored.
+/// Calls cuDeviceGetCount and checks whether its callback arrives. Not for callbacks or code inside of the agent, where
+/// callbacks are ignored.
 pub(crate) fn check_pulse(core: &Core) -> Pulse {
     let before = PULSES.load(Relaxed);
     if core.devices.count().is_none_or(|(result, _)| result != 0) {

@@ -18,7 +18,7 @@ pub enum Request {
     Bytes,
     BytesV1,
     HostV1,
-    /// Memory of the program, at an address that it passes.
+    /// Existing host memory of the program, at an address that the program passes.
     Existing,
     Pitch,
     PitchV1,

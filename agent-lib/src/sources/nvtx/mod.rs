@@ -29,7 +29,7 @@ static SERVED: AtomicU32 = AtomicU32::new(0);
 /// Number of libraries that requested functions, but whose tables have no place for them.
 static UNKNOWN_LAYOUT: AtomicU32 = AtomicU32::new(0);
 
-/// Gives a library its functions; returns 0 if it should go without.
+/// Gives a library the agent's NVTX functions; returns 0 if the library gets none.
 pub(crate) fn initialize(core: &Core, get: GetExportTable) -> c_int {
     if !core.settings.layers.nvtx {
         return 0; // every NVTX call of that library then does nothing
@@ -76,7 +76,7 @@ unsafe fn fill(get: GetExportTable) -> usize {
     }
 }
 
-/// Reports the layer's state. For the sender: it locks and allocates.
+/// Reports whether NVTX ranges are used as scopes. For the sender: it locks and allocates.
 pub(crate) fn report_state(core: &Core) {
     let (served, unknown) = (SERVED.load(Acquire), UNKNOWN_LAYOUT.load(Acquire));
     let (state, reason) = match (core.settings.layers.nvtx, served, unknown) {

@@ -81,7 +81,7 @@ pub(crate) enum Ended {
 }
 
 impl Api {
-    /// Classifies the raised error, and clears it if it comes from the agent's code.
+    /// Returns why the code ended: reads the raised error, and clears it if it comes from the agent's code.
     unsafe fn ended(&self) -> Ended {
         let call = &self.functions;
         // SAFETY: the caller holds the interpreter's lock. The class is never freed, and `get` keeps the raised error.
@@ -162,7 +162,7 @@ impl Api {
         }
     }
 
-    /// Calls one of the agent's Python functions and returns its number.
+    /// Calls the agent's Python function `name` and returns the number that it returns.
     ///
     /// # Safety
     /// As `load`.

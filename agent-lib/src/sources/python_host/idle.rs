@@ -1,8 +1,8 @@
 //! Runs the agent's Python code in an idle program.
 //!
-//! Normally the interpreter runs it on the main thread between two statements (run.rs). A main thread that waits in a call, as a
-//! server does, runs no statement. Once nothing was recorded for a while, a thread of the agent takes the interpreter's lock,
-//! runs `idle` (`_core.py`) and ends. The sender never waits for that lock.
+//! Normally the interpreter runs that code on the main thread between two statements (run.rs). A main thread that waits in a
+//! call, as a server does, runs no statement. Once nothing was recorded for a while, a thread of the agent takes the
+//! interpreter's lock, runs `idle` (`_core.py`) and ends. The sender never waits for that lock.
 //!
 //! An interpreter that ends also ends (`pthread_exit`) or blocks each thread that requests its lock. So this is no
 //! `std::thread`, its functions may be unwound (`C-unwind`), and nothing on its stack has a destructor.
@@ -12,10 +12,10 @@ use crate::sources::python_host::run;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 
-/// Time without a record after which a program is idle.
+/// Time without a record, in ns, after which a program counts as idle.
 const QUIET_NS: u64 = 200_000_000;
 
-/// Number of records at the sender's last round, and the time since which it has not changed.
+/// Number of records at the sender's last round, and the time (ns) since which that number has not changed.
 static HEAD: AtomicU64 = AtomicU64::new(0);
 static SINCE_NS: AtomicU64 = AtomicU64::new(0);
 /// Number of records after the last complete run of `idle`.

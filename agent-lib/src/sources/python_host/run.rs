@@ -29,13 +29,13 @@ const FAILED: u8 = 4;
 const AGAIN: u8 = 5;
 
 static STATE: AtomicU8 = AtomicU8::new(IDLE);
-/// Whether the agent's Python code has finished a run.
+/// Whether the agent's Python code has finished at least one run.
 static BEGUN: AtomicBool = AtomicBool::new(false);
 /// Time from which the delay to the next request counts: that of the last request or the end of the last run.
 static SINCE_NS: AtomicU64 = AtomicU64::new(0);
-/// Number of records at the last tick.
+/// Number of records at the last tick (run of the agent's Python code after the first).
 static RECORDS: AtomicU64 = AtomicU64::new(0);
-/// Whether the last tick found no optimizer: only ticks find new objects then.
+/// Whether the last tick found no optimizer. Then only ticks find new Python objects.
 static TRAINS_NOTHING: AtomicBool = AtomicBool::new(false);
 /// Whether the program reports its steps itself.
 static STEPS: AtomicBool = AtomicBool::new(false);
@@ -54,7 +54,7 @@ const LATER_NS: u64 = 50_000_000;
 /// Delay before the tick that continues unfinished work of an earlier tick.
 const AGAIN_NS: u64 = 200_000_000;
 const TICK_NS: u64 = 500_000_000;
-/// Time without a statement on the main thread after which the layer is reported as degraded.
+/// Time in ns without a statement on the main thread after which exact roles of tensors are reported as degraded.
 const SILENCE_NS: u64 = 5_000_000_000;
 
 #[derive(Clone, Copy)]
@@ -111,12 +111,12 @@ pub(crate) fn note_program_step() {
     }
 }
 
-/// Whether an optimizer's step counts as the program's step.
+/// Whether optimizer steps count as the program's steps: the program does not report steps itself.
 pub(crate) fn are_optimizer_steps_counted() -> bool {
     !STEPS.load(Relaxed)
 }
 
-/// Number of optimizer steps, while they count as the program's steps, and that number when the epoch began.
+/// Number of optimizer steps that counted as the program's steps, in total and when the epoch began.
 static OPTIMIZER_STEPS: AtomicU64 = AtomicU64::new(0);
 static STEPS_BEFORE_EPOCH: AtomicU64 = AtomicU64::new(0);
 
@@ -247,7 +247,8 @@ extern "C" fn run(_: *mut c_void) -> c_int {
     })
 }
 
-/// Calls the agent's Python code, which it loads the first time. Returns the code's number, 1 if it could not be called.
+/// Calls the agent's Python code, and loads it the first time. Returns the number that the code returns; 1 if it could not be
+/// called.
 fn call_python() -> Result<i64, Ended> {
     // A signal handler may interrupt the agent's code, but this function is never called recursively.
     let Some(Python(api, namespace)) = running() else { return Ok(1) };

@@ -15,7 +15,7 @@ use crate::threads::Thread;
 use gpumem_wire::{Body, Flags, FreeState, MemoryKind, Phase, Role};
 use std::sync::atomic::{AtomicU64, Ordering::*};
 
-/// Tag of adopted memory, until a retag.
+/// Name of adopted memory, until a retag gives it another one.
 const NAME: &[u8] = b"before the agent";
 
 /// Numbers of records and of reports when the list was requested.

@@ -20,13 +20,13 @@ pub(crate) struct Health {
     reports: u64,
     /// Values from which the reported states were derived: result of the search, number of pools, whether single tensors exist.
     reported: Option<(SearchResult, u32, bool)>,
-    /// Number of reports of each device when its totals were last requested.
+    /// For each device, the number of PyTorch's reports when its totals were last requested.
     requested_at: Vec<u64>,
 }
 
 impl Health {
-    /// Searches newly mapped files for PyTorch. Called each round. Reports a change at once: memory may run out in the first
-    /// second.
+    /// Searches newly mapped files for PyTorch; called each round. Reports a changed result at once, because memory may run out
+    /// in the first second.
     pub(crate) fn search_torch(&mut self, core: &Core) {
         if core.settings.layers.torch && status::armed() {
             patch::search(patch::search_result() == SearchResult::NotYet);
@@ -39,7 +39,7 @@ impl Health {
         }
     }
 
-    /// Updates the layers' states. Called once a second.
+    /// Updates the two reported states; called once a second.
     pub(crate) fn update(&mut self, core: &Core, thread: Option<&Thread>) {
         if !core.settings.layers.torch {
             let why = "switched off with GPUMEM_TORCH=0";

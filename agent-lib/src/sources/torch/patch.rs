@@ -111,7 +111,7 @@ pub fn is_patched(hook: usize) -> bool {
     PATCHED.load(Acquire) & 1 << hook != 0
 }
 
-/// Returns the original value of a hook's slot; null if it has none.
+/// Returns the original value of a hook's slot; null if no slot was replaced.
 #[inline(always)]
 pub(crate) fn next(hook: usize) -> *mut c_void {
     NEXT[hook].load(Acquire) as *mut c_void

@@ -111,7 +111,7 @@ pub(crate) unsafe extern "C-unwind" fn synchronized(event: *mut c_void) -> c_int
     unsafe { call_original(EVENT_SYNCHRONIZE, event) }
 }
 
-/// Calls the original function of a hook. If it reports that the event is over, handles that.
+/// Calls the original function of a hook. If it reports that the event is complete, calls `event_over`.
 #[inline(always)]
 unsafe fn call_original(hook: usize, event: *mut c_void) -> c_int {
     let next = next(hook);
@@ -129,7 +129,7 @@ unsafe fn call_original(hook: usize, event: *mut c_void) -> c_int {
     result
 }
 
-/// Whether insert_events may have recorded the event for a report at this stack pointer.
+/// Whether insert_events may have recorded the event for the report that PyTorch makes at stack pointer `stack`.
 fn is_near(event: &Event, stack: usize) -> bool {
     let is_near = stack.checked_sub(event.stack.load(Relaxed)).is_some_and(|span| span <= SPAN);
     let site = event.site.load(Relaxed);

@@ -43,7 +43,7 @@ impl<'a> Paths<'a> {
         (&path[start..end] != new).then(|| [&path[..start], new, &path[end..]].concat())
     }
 
-    /// Returns the record numbers at which any name changes its meaning.
+    /// Returns the record numbers at which a new path begins or ceases to apply.
     fn turns(&self) -> Vec<u64> {
         let mut turns: Vec<u64> =
             self.0.values().flatten().flat_map(|(_, from, until)| [*from, *until]).collect();
@@ -67,7 +67,7 @@ impl Core {
         let paths = Paths::new(text);
         let turns = paths.turns();
         let mut known: HashMap<(u32, usize), u32> = HashMap::new();
-        // 0 for a tag that stays.
+        // Returns 0 for a tag that does not change.
         let mut renamed = |tag: u32, seq: u64| {
             *known.entry((tag, turns.partition_point(|turn| *turn <= seq))).or_insert_with(|| {
                 let new = self.recorder.names.path(tag).and_then(|path| paths.renamed(path, seq));
@@ -128,7 +128,7 @@ mod tests {
             ("Net", None),
             ("Other/head", None),
             ("", None),
-            // With scopes in front.
+            // The same with scopes in front of the path.
             ("step/Net/head", Some("step/Net/head.1")),
             ("a/b/Net/h.1/bias", Some("a/b/Net/h.0/bias")),
             ("Net/x/Net/head", None),

@@ -93,7 +93,7 @@ impl Core {
             let before = (report.allocated as i64).wrapping_sub(report.bytes).max(0);
             id = self.make_pool(thread, device, index as u8, before as u64);
         }
-        // Made anew for each rare call, so that the usual case needs no memory for it.
+        // A closure: the value is made only for rare calls, so that the usual case does not store it.
         let pool = || TorchPool { device, id, slot: index as u8 };
         let hash = self.recorder.live.expect(Key::Block(id, report.address));
         let sum = device.sum.load(Relaxed).wrapping_add(report.bytes);

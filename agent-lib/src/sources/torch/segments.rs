@@ -24,14 +24,14 @@ const SEGMENT_UNIT: u64 = 2 << 20;
 /// Minimum size of a segment in bytes. A smaller allocation starts no search for PyTorch.
 const SMALLEST: u64 = 1 << 20;
 
-/// Whether PyTorch made the allocation, but not with its native caching allocator.
+/// Whether PyTorch requested the allocation without its native caching allocator.
 #[inline(always)]
 fn is_no_segment(module: u16, bytes: u64, memory: MemoryKind) -> bool {
     callers::is_torch(module) && (memory == MemoryKind::StreamOrdered || !bytes.is_multiple_of(SEGMENT_UNIT))
 }
 
 impl Core {
-    /// Notes an allocation by the driver, which may be a segment.
+    /// Stores an allocation by the driver in the thread's list: it may be a segment of PyTorch's pool.
     #[inline(always)]
     pub(crate) fn note_driver_memory(&self, thread: &Thread, module: u16, what: Allocation) {
         let Allocation { address, bytes, memory, .. } = what;
@@ -54,7 +54,7 @@ impl Core {
             || self.torch.single_tensors.load(Relaxed) != 0 && callers::is_torch(module)
     }
 
-    /// Notes memory that was mapped, which may be a part of a segment.
+    /// Stores mapped memory in the thread's list: it may be a part of a segment of PyTorch's pool.
     #[inline(always)]
     pub(crate) fn note_driver_mapping(&self, thread: &Thread, module: u16, address: u64, bytes: u64) {
         thread.torch.remember(address, bytes, module, true);
@@ -132,8 +132,8 @@ impl Core {
         }
     }
 
-    /// Removes segments at the begin of a free or unmap: those in [address, address + bytes). With `bytes` 0, the one at
-    /// `address`.
+    /// Removes, at the begin of a free or unmap, the segments in [address, address + bytes). With `bytes` 0, removes the segment
+    /// at `address`.
     #[inline(always)]
     pub(crate) fn remove_segments(&self, thread: &Thread, call: &mut Call, address: u64, bytes: u64) {
         if self.torch.made.load(Relaxed) != 0 {
