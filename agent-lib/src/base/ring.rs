@@ -1,5 +1,5 @@
-//! The ring of records: a bounded queue with slots of fixed size, written by all threads and read by the sender. Each record has a
-//! number, which determines its order and its slot.
+//! The ring of records: a bounded queue with slots of fixed size, written by all threads and read by the sender. Each record
+//! has a number, which determines its order and its slot.
 //!
 //! A writer takes its number first. So a dropped record leaves a gap in the numbers, and the reader notices the loss. When the
 //! ring is full, the newest record is dropped: a slot with an unsent record is not overwritten.
@@ -114,7 +114,7 @@ impl Ring {
     }
 
     /// Returns the state of record `seq`. A record that is not in its slot is still being written, or lost. To decide which,
-    /// `quiesce` waits until no thread is writing a number up to `until`. `quiet` is the number up to which it has already waited.
+    /// `quiesce` waits until no thread is writing a number up to `until`. `quiet`: number up to which it has waited already.
     #[inline(always)]
     pub fn made(&self, seq: u64, until: u64, quiet: &mut u64, quiesce: impl FnOnce(u64) -> bool) -> Made {
         let mut row = self.get(seq);

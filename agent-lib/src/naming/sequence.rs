@@ -16,9 +16,9 @@ const ENTRIES: usize = 1 << 17;
 /// Maximum distance, in numbers, of a neighbour whose name an unnamed node gets. A node that allocates nothing (a view) has no
 /// name of its own.
 const NEAR: u64 = 16;
-/// Distance from a node that allocates to the view with which its operation may end, in numbers.
+/// Maximum distance, in numbers, from a named node to a node that ends the same operation (a view).
 const VIEW_BEHIND: u64 = 1;
-/// Distance from that node to an addition in place after the view (of a bias), in numbers.
+/// The same if the node that ends the operation is an addition: a bias may be added in place after the view.
 const ADDITION_BEHIND: u64 = 2;
 const THREAD_SHIFT: u32 = 48;
 /// Flag in a `Node`: the operation is an addition. The number has the bits below.

@@ -261,8 +261,8 @@ impl Modules {
         self.parameters_epoch.load(Relaxed) == self.epoch.load(Relaxed)
     }
 
-    /// Returns the tag of the path that consists of the names at the positions `chain`, the outermost last. Leaves out inner names
-    /// for which there is no room. A number is joined to the name before it: `h.3`.
+    /// Returns the tag of the path of the names at the positions `chain`, the outermost last. Leaves out inner names for which
+    /// there is no room. A number is joined to the name before it: `h.3`.
     fn path(&self, names: &Names, chain: &[u64]) -> u32 {
         let mut room = [0; MAX_TAG_BYTES];
         let (mut tag, mut component) = (0, TextBuffer::new(&mut room));

@@ -35,7 +35,7 @@ const GIVE_ROLE: u32 = 1 << Parameter as u32
 /// Kinds of frames that have a module or an optimizer in a local variable.
 const HAVE_MODULE: u32 = 1 << Module as u32 | 1 << Setup as u32 | 1 << Step as u32;
 
-/// Reads a thread's frames: the memory to read, and the offsets and tables that this needs.
+/// Reads a thread's frames: has the memory to read, the offsets in CPython's structures, and the addresses of Python's types.
 pub(crate) struct Reader<'a, M> {
     pub memory: &'a M,
     pub layout: &'a Layout,
