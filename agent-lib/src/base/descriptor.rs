@@ -12,7 +12,7 @@ use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, RawFd};
 /// Lowest number for a descriptor, if RLIMIT_NOFILE allows it: above the numbers of usual programs, and below usual limits and
 /// the limit of `select()`.
 const FLOOR: RawFd = 512;
-/// Lowest number in any case: above those of standard input, output and error.
+/// Lowest descriptor number if `FLOOR` is not possible: above those of standard input, output and error.
 const LOWEST: RawFd = 3;
 
 /// Moves a new descriptor to a high number with close-on-exec; returns -1 if no usable number is free.

@@ -1,6 +1,5 @@
-//! Global words that are read for each block of PyTorch's allocator, in one cache line. As separate statics, each word would use
-//! a cache line, and its address another one. That would displace data of the training from the cache. A field's comment names
-//! the file that uses the word.
+//! Global words that are read for each block of PyTorch's allocator, in one cache line. As separate statics, each would use a
+//! cache line, and its address another, which the training needs itself. A field's comment names the file that uses the word.
 
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, AtomicUsize};
 

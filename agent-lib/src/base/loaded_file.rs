@@ -91,8 +91,7 @@ fn is_page_writable(at: usize) -> Option<bool> {
 /// Number of bytes of a line that are stored: `start-end rwxp` and more. File names come after that.
 const LINE_BYTES: usize = 64;
 
-/// Like `is_page_writable`, for a file that `read` reads: it fills a part of the buffer and returns the number of bytes, 0 at the
-/// end.
+/// Like `is_page_writable`. `read` fills the buffer with the next bytes of the file and returns their number, 0 at the end.
 pub(crate) fn is_writable(at: usize, mut read: impl FnMut(&mut [u8]) -> usize) -> Option<bool> {
     let (mut buffer, mut line, mut filled) = ([0_u8; 4096], [0_u8; LINE_BYTES], 0);
     loop {

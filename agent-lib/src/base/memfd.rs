@@ -50,7 +50,7 @@ unsafe impl Send for Shared {}
 // SAFETY: as above.
 unsafe impl Sync for Shared {}
 
-/// Returns zeroed memory that is never freed; `None` if there is none. Untouched pages use no memory. It is mapped and not
+/// Returns zeroed memory that is never freed; `None` without memory. Untouched pages use no memory. It is mapped and not
 /// allocated, because the host's allocator may call the driver.
 pub(crate) fn anonymous<T>(count: usize) -> Option<&'static [T]> {
     let bytes = count.checked_mul(size_of::<T>())?.max(1);
@@ -197,7 +197,7 @@ impl Shared {
         self.slots(self.header.live_offset().unwrap_or(0), self.header.live_rows)
     }
 
-    /// Returns the address of the part for names. In names.rs, threads reserve ranges of it.
+    /// Returns the address of the memory for names, of which threads reserve ranges (names.rs).
     pub(crate) fn names(&self) -> *mut u8 {
         // SAFETY: inside the mapping.
         unsafe { self.base.add(self.header.names_offset().unwrap_or(0) as usize) }

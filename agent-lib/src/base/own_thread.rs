@@ -9,7 +9,7 @@ pub(crate) static FINISHED: AtomicBool = AtomicBool::new(false);
 
 pub(crate) static THREAD: AtomicU32 = AtomicU32::new(0);
 
-/// Pid of the process that has started the agent's thread. In a forked child it is the parent's: the child has no such thread.
+/// Pid of the process that has started the agent's thread. In a forked child, which has no such thread, it is the parent's pid.
 pub(crate) static OWNER: AtomicU32 = AtomicU32::new(0);
 
 /// Descriptor of the connection to the daemon; -1 for none. The fork handler closes it in the child.

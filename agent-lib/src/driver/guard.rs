@@ -1,4 +1,4 @@
-//! [`guard`]: every function that the host program or the driver calls runs its work in it.
+//! [`guard`] runs the work of every function that the host program or the driver calls, and catches panics.
 
 use crate::base::fault_injection;
 use crate::driver::core::Core;

@@ -6,8 +6,7 @@
 //! The program could destroy a pool while the sender polls it, so the callback of cuMemPoolDestroy waits for the sender, for
 //! microseconds.
 //!
-//! Each value is recorded with the earliest time from which it may be valid, because NVML may be read after the pool has changed
-//! and before the record is made.
+//! Each value is recorded with the earliest time from which it may be valid: NVML may be read between change and record.
 
 use crate::base::memfd::Zeros;
 use crate::driver::multicast::NumberSet;
@@ -31,8 +30,7 @@ pub(super) struct Pool {
     pub(super) device: AtomicU32,
     /// Number of threads that request a poll now. The first one polls until no other has requested one meanwhile.
     pub(super) asked: AtomicU32,
-    /// Of the calls that have returned since the last poll and may have changed the pool, the time at which the oldest began;
-    /// `u64::MAX` without such a call.
+    /// Begin (ns) of the oldest call that has returned since the last poll and may have changed the pool; `u64::MAX` for none.
     pub(super) entered_ns: AtomicU64,
     pub(super) polled_ns: AtomicU64,
     pub(super) reserved: AtomicU64,

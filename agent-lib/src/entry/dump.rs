@@ -36,8 +36,7 @@ impl Sum {
     }
 }
 
-/// Returns the function that gives the value by which lines are sorted, for the name of an order. The empty name means the total.
-/// `None` for an unknown name.
+/// Returns the function whose value sorts the lines in the order `name`, by default the total; `None` for an unknown name.
 pub(crate) fn order_of(name: &str) -> Option<fn(&Sum) -> u64> {
     Some(match name {
         "" | "total" => |sum| sum.total,

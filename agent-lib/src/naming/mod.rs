@@ -28,8 +28,7 @@ use gpumem_wire::{Flags, Phase};
 use std::sync::atomic::Ordering::Relaxed;
 
 impl Core {
-    /// Returns the name for memory that the calling thread allocates now. Also gives it to the autograd node that the thread made
-    /// last.
+    /// Returns the name for memory that the calling thread allocates now. The autograd node that the thread made last gets it, too.
     #[inline(always)]
     pub fn named(&self, thread: &Thread) -> AllocationName {
         let mut frames = python::name(self).unwrap_or_default();

@@ -16,7 +16,7 @@ use std::sync::atomic::Ordering::*;
 const PLACES: usize = if cfg!(loom) { 8 } else { 1 << 17 };
 /// Maximum number of places that a lookup tries.
 const REACH: usize = if cfg!(loom) { 8 } else { 64 };
-/// Size in bytes of the cells into which the part for names is divided. Frames are larger, so at most one begins in each cell.
+/// Size in bytes of a cell: the memory for names is divided into cells. Frames are larger, so at most one begins in each cell.
 const CELL: u64 = 64;
 const _: () = assert!(CELL <= (frame::PREFIX_BYTES + gpumem_wire::SLOT_BYTES) as u64);
 

@@ -10,8 +10,8 @@ use std::sync::{Mutex, TryLockError};
 /// Location of the first panic as text; empty if there was none.
 static WHERE: Mutex<String> = Mutex::new(String::new());
 static INSTALLED: AtomicBool = AtomicBool::new(false);
-/// Kernel ids of the host's threads that are inside of `shielded`; 0 for a free entry. There may be several: one thread may fork
-/// while another one loads the driver.
+/// Kernel ids of the host's threads inside of `shielded`; 0 for a free entry. There may be several, for example if one thread
+/// forks while another one loads the driver.
 static SHIELDED: [AtomicU32; 16] = [const { AtomicU32::new(0) }; 16];
 
 /// Installs the panic hook. The library has its own copy of Rust's standard library, so a Rust program's own panics are printed

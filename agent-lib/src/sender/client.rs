@@ -10,8 +10,7 @@ use crate::sources::cupti::subscribe::{self, Pulse, SubscriptionState};
 /// First and longest delay between attempts to subscribe, in ns. Each failed attempt doubles the delay.
 const FIRST_DELAY_NS: u64 = 1_000_000_000;
 const LONGEST_DELAY_NS: u64 = 60_000_000_000;
-/// Maximum number of quick checks, one a round, for the first callback of a new subscription. Some drivers never report the call
-/// that is used for the check.
+/// Maximum number of checks, one a round, for a new subscription's first callback. Some drivers never report the checked call.
 const QUICK_CHECKS: u32 = 50;
 /// Number of checks in a row without a callback after which the subscription counts as lost.
 const SILENT_CHECKS: u32 = 2;

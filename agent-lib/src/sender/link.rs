@@ -137,7 +137,7 @@ impl Link {
         }
     }
 
-    /// Notes that the daemon has accepted this process. If the connection ends, the next attempt is made at once.
+    /// Stores that the daemon has accepted this process. If the connection ends, the next attempt to connect is made at once.
     pub(crate) fn be_welcomed(&mut self) {
         self.is_welcomed = true;
         (self.next_try_ns, self.retry_ns) = (0, *RETRY_NS.start());
@@ -201,8 +201,7 @@ impl Link {
         }
     }
 
-    /// Returns the user id of the daemon at the other end if that user may not request files; `None` if the user may. Allowed are
-    /// root, this program's user and the system's daemon.
+    /// Returns the daemon's user id if it may not request files: it is not root, this program's user or the system's daemon.
     pub(crate) fn stranger(&self) -> Option<u32> {
         let To::Daemon(socket) = &self.to else { return None };
         let uid = server_uid(socket.fd);
@@ -234,8 +233,7 @@ impl Link {
             None => self.memory.is_some_and(Identity::holds) && self.open_socket(core),
         };
         self.is_welcomed = false;
-        // The delay varies by a quarter, so that not all processes retry at once. It is set after success, too: the daemon may
-        // close the connection.
+        // The delay varies by a quarter, so that not all processes retry at once. Set after success, too: the connection may end.
         let jitter = mix(now, core.pid.into()) % (self.retry_ns / 2) + self.retry_ns * 3 / 4;
         self.next_try_ns = now + jitter;
         self.retry_ns = (self.retry_ns * 2).min(*RETRY_NS.end());
@@ -408,8 +406,7 @@ pub(crate) fn receive_now(fd: RawFd, buffer: &mut [u8]) -> Option<&[u8]> {
     buffer.get(..usize::try_from(got).ok()?)
 }
 
-/// Creates the file, or the first of `NAME-2.EXT`, `NAME-3.EXT`, ... that does not exist. If the path is not a regular file
-/// (/dev/null), opens it.
+/// Creates the file, or the first of `NAME-2.EXT`, `NAME-3.EXT`, ... that does not exist. Opens devices such as /dev/null.
 fn fresh(path: &Path) -> Option<(File, PathBuf)> {
     if std::fs::metadata(path).is_ok_and(|about| !about.is_file()) {
         return Some((OpenOptions::new().write(true).open(path).ok()?, path.to_owned()));

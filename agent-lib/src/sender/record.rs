@@ -57,8 +57,7 @@ impl Sender {
         any
     }
 
-    /// Handles a command of the daemon and replies to it. `request` is `None` if the command has a limit that this agent does not
-    /// know.
+    /// Handles a command of the daemon and replies to it. `request` is `None` if it has a limit unknown to this agent.
     pub(super) fn command(&mut self, command: u8, request: Option<RecordingRequest>) {
         let outcome = match request {
             Some(RecordingRequest::Start(path, _) | RecordingRequest::Dump { path, .. })

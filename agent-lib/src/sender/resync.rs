@@ -15,8 +15,7 @@ use gpumem_wire::{Body, Flags, FreeState, PoolOwner, Record, Stamp};
 use std::collections::HashMap;
 use std::sync::atomic::Ordering::{Acquire, Release};
 
-/// Maximum number of times that handles are read in one round. If their reference counts still change, a later round sends the
-/// state again.
+/// Maximum number of times that handles are read in a round. If reference counts still change, a later round sends all again.
 const TRIES: usize = 16;
 
 /// Rows that must be sent in a certain order: pools, and handles each with its mappings.

@@ -22,7 +22,7 @@ const MAX_THREADS: usize = 4096;
 pub(crate) const DEPTH: usize = 64;
 /// Number of owners of scopes: the C API, NVTX's default domain, and 32 named domains of NVTX.
 pub(crate) const OWNERS: usize = 34;
-/// Maximum number of driver calls that have begun and not returned on a thread: one call, and calls nested in it.
+/// Maximum number of open driver calls of a thread (begun and not returned): one call, and calls nested in it.
 pub(crate) const CALLS: usize = 4;
 
 /// A driver call between its begin (ENTER) and its return (EXIT).
@@ -58,7 +58,7 @@ impl Call {
     }
 }
 
-/// Data that only the thread itself uses.
+/// Data of a thread that only the thread itself uses.
 #[derive(Debug)]
 pub(crate) struct OwnerData {
     /// Number of open scopes; may be larger than `DEPTH`.
@@ -69,7 +69,7 @@ pub(crate) struct OwnerData {
     pub owner: [u8; DEPTH],
     /// For each owner, the number of its open scopes.
     pub open_scopes: [u16; OWNERS],
-    /// Driver calls that have not returned, the outermost first; the next field is their number.
+    /// Driver calls that have not returned, the outermost first. `open` is their number.
     pub calls: [Option<Call>; CALLS],
     pub open: usize,
     /// The pool of the thread's last block in the C API: its row is marked as a pool that reports blocks.
@@ -299,8 +299,7 @@ pub(crate) fn reset_after_fork() {
     }
 }
 
-/// Waits a moment for the sender, in a loop that passes its iteration: the first 64 times lets other threads run, then sleeps 100
-/// us.
+/// Waits a moment for the sender. `turn` is the iteration of the caller's loop: the first 64 yield, later ones sleep 100 us.
 pub(crate) fn wait_a_turn(turn: u32) {
     const NAP: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: 100_000 };
     // SAFETY: nothing is written.

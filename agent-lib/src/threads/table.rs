@@ -25,7 +25,7 @@ impl RecordInProgress {
         seq
     }
 
-    /// Marks the record as finished: it is in the ring, or will never be.
+    /// Marks the record as finished: it is in the ring, or is lost.
     #[inline(always)]
     pub fn end(&self) {
         self.at.store(0, Release);

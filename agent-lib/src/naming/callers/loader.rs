@@ -16,7 +16,7 @@ pub(crate) struct Object {
 pub(crate) struct Segment {
     pub start: usize,
     pub end: usize,
-    /// Address range of the functions in it; empty for a segment of data.
+    /// Address range of the functions in the segment; empty if it contains only data.
     pub code: (usize, usize),
     /// Index in `Collection::objects` of the file that the segment belongs to.
     pub object: usize,

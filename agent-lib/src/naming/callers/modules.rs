@@ -133,7 +133,7 @@ pub(crate) fn generation() -> u32 {
     GENERATION.load(Acquire)
 }
 
-/// Invalidates cached results about callers, for example after files were unmapped.
+/// Invalidates the cached callers, because another position of a return address has become more likely.
 pub(crate) fn invalidate() {
     GENERATION.fetch_add(1, AcqRel);
 }

@@ -1,4 +1,4 @@
-//! Table of the code objects that have a meaning for names: maps the address of a code object to its kind.
+//! Table of the code objects that determine names: maps the address of a code object to its kind (e.g. the call of a module).
 //!
 //! Each walk (walk.rs) looks up every frame here. Most lookups find nothing: they read one word that is 0. The code object is
 //! never read, so a wrong address only finds nothing. The Python code that registers a code object keeps it alive.
@@ -13,11 +13,11 @@ const PLACES: usize = 1024;
 const MOST: usize = PLACES / 4;
 /// Number of words, from the hashed position on, in which an entry can be.
 const REACH: usize = 8;
-/// Bits of a word for the address; the bits above are the meaning.
+/// Bits of a word with the address of the code object; the bits above are its kind and its variable.
 const ADDRESS: u64 = (1 << 48) - 1;
 /// Upper bound of the index of the local variable that holds the module.
 pub(crate) const SLOTS: u32 = 256;
-/// Flag in the byte of the kind: the variable lies in a cell object.
+/// Flag in the byte of the kind: the variable lies in one of Python's cell objects.
 const IN_CELL: u64 = 0x80;
 
 /// Which local variable of a frame holds the module.
@@ -37,7 +37,7 @@ pub(crate) type Meaning = (CodeKind, Variable);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum CodeKind {
-    /// The code has no meaning, or its meaning was withdrawn.
+    /// The code object is not registered, or its registration was withdrawn.
     Nothing,
     /// A call of a module. A local variable is the module.
     Module,
@@ -118,7 +118,7 @@ impl CodeKind {
     }
 }
 
-/// The table. A word is address | kind << 48 | whether the variable is in a cell << 55 | index of the variable << 56.
+/// The table of code objects. A word is address | kind << 48 | whether the variable is in a cell object << 55 | its index << 56.
 pub(crate) struct Codes {
     places: [AtomicU64; PLACES],
     used: AtomicUsize,
@@ -157,7 +157,7 @@ impl Codes {
         None
     }
 
-    /// Registers the meaning of a code object; `Nothing` withdraws it. Returns whether there was room.
+    /// Registers the kind of a code object and its variable; `Nothing` withdraws it. Returns whether the table had room.
     pub(crate) fn register(&self, code: u64, kind: CodeKind, slot: u32, in_cell: bool) -> bool {
         let is_valid = code != 0 && code & !ADDRESS == 0 && slot < SLOTS;
         let kind_byte = kind as u64 | if in_cell { IN_CELL } else { 0 };
@@ -179,7 +179,7 @@ impl Codes {
                     Err(other) => found = other,
                 }
             }
-            // An entry without a meaning can be replaced: its code object may be gone.
+            // An entry of kind `Nothing` can be replaced: its code object may be gone.
             let is_free = found >> 48 & 0x7f == 0 && kind != CodeKind::Nothing;
             if (found & ADDRESS == code || is_free)
                 && place.compare_exchange(found, word, AcqRel, Relaxed).is_ok()

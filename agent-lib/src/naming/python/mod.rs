@@ -38,8 +38,8 @@ static LINES: Lines = Lines::new();
 /// Module objects, registered by Python with gpumem_module.
 pub(crate) static MODULES: Modules = Modules::new();
 
-/// Returns the name that the calling thread's Python frames give; `None` if no frame runs a registered code object. The tag is 0
-/// if only the phase or the role is known.
+/// Returns the name from the calling thread's Python frames; `None` if no frame runs a registered code object. The tag is 0 if
+/// only the phase or the role is known.
 #[inline(always)]
 pub(crate) fn name(core: &Core) -> Option<AllocationName> {
     armed()?;

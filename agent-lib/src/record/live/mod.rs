@@ -29,7 +29,7 @@ use std::sync::atomic::{AtomicU64, Ordering::*, fence};
 /// Maximum number of chunks to try for a row. At 80 % load one in a million rows is further than 8 chunks from its home chunk.
 const REACH: usize = 64;
 
-/// Number of chunks of the first and second level: 3,584 rows in 229 kB, and 14,336 rows in 917 kB.
+/// Numbers of chunks of the first and second level (see `chunk_at`): 3,584 rows in 229 kB, and 14,336 rows in 917 kB.
 const NEAR: usize = 512;
 const MIDDLE: usize = 2048;
 
@@ -72,7 +72,7 @@ pub(crate) struct RowSlot {
 pub struct Live {
     rows: &'static [Words],
     chunks: &'static [Chunk],
-    /// Number of chunks of the first level: a power of two.
+    /// Number of chunks of the first level (see `chunk_at`): a power of two.
     near: usize,
     /// Number of chunks of the second level: a power of two, or 0.
     middle: usize,

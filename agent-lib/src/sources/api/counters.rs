@@ -1,5 +1,4 @@
-//! Counters that the program sets, with statistics since the last reset: number of changes, minimum, maximum, mean over time. Not
-//! for callbacks.
+//! Counters that the program sets, with statistics since a reset (changes, minimum, maximum, mean over time). Not for callbacks.
 
 use crate::base::fault_injection;
 use crate::base::locks::ForkMutex;

@@ -77,7 +77,7 @@ impl Core {
         // SAFETY: only the calling thread uses its own data; the reference ends with the statement.
         let last_pool = std::mem::replace(unsafe { &mut thread.own().block_pool }, pool);
         if last_pool != pool {
-            // Notes that the pool reports blocks: byte 58 of its row is `reports_blocks`.
+            // Sets `reports_blocks`, byte 58 of the pool's row.
             self.recorder.live.update(Key::Pool(pool), 7, |word, _| word | 1 << 16);
         }
         let at = RecordContext { context: stream, ..self.in_pool(thread, pool) };

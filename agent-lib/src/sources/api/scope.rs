@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 /// Whether the program has opened a scope, other than through NVTX.
 static USED: AtomicBool = AtomicBool::new(false);
 
-/// Notes that the program opens a scope, other than through NVTX.
+/// Stores that the program has opened a scope, other than through NVTX.
 #[inline(always)]
 pub(crate) fn note_used() {
     if !USED.load(Relaxed) {

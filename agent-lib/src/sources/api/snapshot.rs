@@ -381,7 +381,7 @@ impl Device {
         });
     }
 
-    /// Adds a framework's pool. `inner` are the segments that pools inside of it have obtained from its blocks.
+    /// Adds a framework's pool. `inner`: the segments of pools whose parent is this pool; they lie in its blocks.
     fn framework_pool(&mut self, core: &Core, id: u64, pool: &Pool, inner: &Ranges) {
         let (mut all, mut pending) = (0, 0);
         for block in &pool.blocks {

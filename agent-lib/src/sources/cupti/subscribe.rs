@@ -202,12 +202,12 @@ pub(crate) fn note_no_device() {
     report_status(AgentState::Blocked, NO_DEVICE, what);
 }
 
-/// Notes that a context existed before the agent, whose memory is unknown.
+/// Stores that a context existed before the agent, so that memory may be unknown.
 pub(crate) fn note_late() {
     LATE.store(true, Relaxed);
 }
 
-/// Notes that callbacks no longer arrive.
+/// Stores that callbacks no longer arrive.
 fn note_blind() {
     note_late();
     CALLBACKS_SINCE_NS.store(u64::MAX, Release);

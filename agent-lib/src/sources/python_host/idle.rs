@@ -18,7 +18,7 @@ const QUIET_NS: u64 = 200_000_000;
 /// Number of records at the sender's last round, and the time (ns) since which that number has not changed.
 static HEAD: AtomicU64 = AtomicU64::new(0);
 static SINCE_NS: AtomicU64 = AtomicU64::new(0);
-/// Number of records after the last complete run of `idle`.
+/// Number of records at the end of the last complete run of `idle`.
 static PROCESSED: AtomicU64 = AtomicU64::new(u64::MAX);
 /// Time at which the thread was last started.
 static STARTED_NS: AtomicU64 = AtomicU64::new(0);
@@ -30,7 +30,7 @@ pub(crate) fn restart() {
     PROCESSED.store(u64::MAX, Relaxed);
 }
 
-/// Notes the number of records; the sender calls it each round.
+/// Stores `head`, the number of records so far, and the time `now`. The sender calls it each round.
 pub(crate) fn note(head: u64, now: u64) {
     if HEAD.swap(head, Relaxed) != head {
         SINCE_NS.store(now, Relaxed);

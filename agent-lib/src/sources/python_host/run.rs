@@ -103,7 +103,7 @@ pub(crate) fn restart() {
     STATE.store(IDLE, Release);
 }
 
-/// Notes that the program calls `gpumem_step`, so steps of optimizers are not counted as steps.
+/// Stores that the program calls `gpumem_step`. From then on, optimizer steps do not count as steps of the program.
 #[inline]
 pub(crate) fn note_program_step() {
     if !STEPS.load(Relaxed) {
@@ -120,7 +120,7 @@ pub(crate) fn are_optimizer_steps_counted() -> bool {
 static OPTIMIZER_STEPS: AtomicU64 = AtomicU64::new(0);
 static STEPS_BEFORE_EPOCH: AtomicU64 = AtomicU64::new(0);
 
-/// Notes the number of optimizer steps so far. Returns the number, within the epoch, of the step that follows.
+/// Stores `count`, the number of optimizer steps so far. Returns the number of the next step, counted from the epoch's start.
 pub(crate) fn step_number_after(count: u64) -> u64 {
     OPTIMIZER_STEPS.store(count, Relaxed);
     count.saturating_sub(STEPS_BEFORE_EPOCH.load(Relaxed))

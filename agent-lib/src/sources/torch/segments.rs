@@ -63,7 +63,7 @@ impl Core {
         }
     }
 
-    /// Adds the memory that the driver gave this thread as segments, if the thread's next block lies in it.
+    /// Adds memory that the driver gave this thread to the pool's segments, if the thread's next block lies in that memory.
     #[cold]
     #[inline(never)]
     pub(super) fn claim_segments(&self, thread: &Thread, pool: TorchPool<'_>, address: u64, bytes: u64) {
