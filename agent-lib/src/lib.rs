@@ -153,7 +153,7 @@ exports! {
             }
         }
     }
-    /// Marks the start of a training phase: forward, backward, or optimizer step.
+    /// Marks the start of a phase of training: setup, forward, backward, optimizer or evaluation.
     gpumem_phase as phase(phase: c_int) -> () { (); |core, thread| core.phase(thread, phase) }
     /// Records a named event at the current time (a mark).
     gpumem_mark as mark(name: *const c_char) -> () { (); |core, thread| core.mark(thread, text!(name)) }
@@ -202,7 +202,7 @@ exports! {
     }
     /// Updates the cached names of PyTorch modules, after all modules with a new parent were reported.
     gpumem_modules_settle as modules_settle() -> () { (); |core, _| python::MODULES.settle(&core.recorder.names) }
-    /// Reports that all parameters have names now.
+    /// Reports that Python code has named all parameters after their modules.
     gpumem_parameters_named as parameters_named() -> () { (); |_, _| python::MODULES.name_parameters() }
     /// Reports whether exact roles of tensors (parameter, gradient, ...) are found, as a number of `LayerState`, and the reason.
     gpumem_roles as roles(state: c_int, reason: *const c_char) -> () {
@@ -270,7 +270,7 @@ exports! {
             c_int::from(proved.is_ok())
         }
     }
-    /// Returns the number of calls so far of module objects that were not registered.
+    /// Returns how many times module objects were called that were not registered.
     gpumem_modules_unknown as modules_unknown() -> u64 {
         0; |_, _| python::MODULES.unknown.load(std::sync::atomic::Ordering::Relaxed)
     }
@@ -298,7 +298,7 @@ exports! {
         // SAFETY: the caller guarantees null or a buffer of this capacity.
         0; |core, _| unsafe { c_text::copy(&snapshot::text(core, what), buffer, capacity) }
     }
-    /// Controls a range of time whose peak is recorded: 1 begins it, 2 restarts it, 0 ends it. Returns 0 if memory is missing.
+    /// Controls the range of time whose peak is recorded. `what`: 1 begins it, 2 restarts it, 0 ends it. Returns 0 without memory.
     gpumem_peak as peak(what: c_int) -> c_int {
         0; |core, _| match what {
             1 => c_int::from(core.recorder.live.begin_high_water()),

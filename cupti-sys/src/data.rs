@@ -13,9 +13,9 @@ pub mod domain {
     pub const STATE: u32 = 6;
 }
 
-/// The call is about to be made.
+/// Value of `site`: the call is about to be made.
 pub const ENTER: u32 = 0;
-/// The call has returned.
+/// Value of `site`: the call has returned.
 pub const EXIT: u32 = 1;
 
 layouts! {
@@ -35,7 +35,7 @@ layouts! {
         context @ 40: *const c_void,
         /// CUPTI's number of the context, unique in the process.
         context_uid @ 48: u32,
-        /// A word for the subscriber's data: the same at ENTER and EXIT of one call.
+        /// Address of a word that the subscriber may use; the same at ENTER and EXIT of one call.
         correlation_data @ 56: *mut u64,
         /// Number of the call, equal at ENTER and EXIT.
         correlation_id @ 64: u32,

@@ -152,7 +152,7 @@ impl Clock {
             }
             return self.set(ticks, ns, slope);
         }
-        // The line is continuous now, and meets the kernel's clock one period later.
+        // The new line continues the old one here, and meets the kernel's clock one period later.
         let correction = -i128::from(ahead) * i128::from(slope) / i128::from(period(ns, start_ns));
         let slope = (i128::from(slope) + correction).max(1) as u64;
         self.set(ticks, computed_ns, slope);
@@ -177,7 +177,7 @@ fn line(base_ticks: u64, base_ns: u64, slope: u64, ticks: u64) -> u64 {
     base_ns.wrapping_add(((u128::from(since) * u128::from(slope)) >> 32) as u64)
 }
 
-/// Reads counter and kernel's clock at the same time: returns the pair that took the shortest time, of five.
+/// Reads the counter and the kernel's clock (ns) five times, and returns the pair that took the shortest time to read.
 fn measure() -> (u64, u64) {
     let tries = (0..5).map(|_| {
         let before = ticks();

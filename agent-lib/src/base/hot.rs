@@ -6,15 +6,15 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, AtomicUsize}
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct HotWords {
-    /// record/status.rs.
+    /// Used by record/status.rs.
     pub phase: AtomicU8,
-    /// record/high_water.rs.
+    /// Used by record/high_water.rs.
     pub peaks_open: AtomicBool,
-    /// driver/core.rs.
+    /// Used by driver/core.rs.
     pub core: AtomicPtr<()>,
-    /// naming/python/mod.rs: the interpreter whose frames are read; null while no frames are read.
+    /// Used by naming/python/mod.rs: the interpreter whose frames are read; null while no frames are read.
     pub interpreter: AtomicPtr<()>,
-    /// naming/autograd.rs, like the words after it.
+    /// This word and those after it are used by naming/autograd.rs.
     pub nodes: AtomicPtr<()>,
     pub next_number: AtomicUsize,
     pub offsets: AtomicU64,

@@ -5,7 +5,7 @@ use crate::base::ring::Row;
 pub use gpumem_wire::slot_of;
 use gpumem_wire::{Body, Flags, ImportSource, MemoryKind, Phase, PoolOwner, Role};
 
-/// Marks a place of the live table as being written. Hashes of keys are larger.
+/// Value of a key in the live table while its row is being written. Hashes of keys are larger.
 pub(crate) const WRITING: u64 = 1;
 
 /// The key of a row.
@@ -138,7 +138,7 @@ impl RowCopy {
         if kind_of(&self.row) == kind::BLOCK_ALLOC { self.row[4] } else { 0 }
     }
 
-    /// Returns the content of a record that changes the tag, role or phase of the row.
+    /// Returns the body of a record that changes the tag, role or phase of the row.
     pub(crate) fn retag(&self, use_as: (Role, Phase)) -> Body<'static> {
         Body::Retag { address: self.row[2], block_seq: self.seq(), pool: self.pool(), use_as }
     }

@@ -46,7 +46,7 @@ pub(crate) struct Exports {
 }
 
 impl Exports {
-    /// Adds an export, unless the table is full. `map` records a mapping with this address and size.
+    /// Adds an export to `file`, unless the table is full. `map` records the export's mapping, with address and size.
     pub(crate) fn follow(&self, file: Identity, map: impl FnOnce(u64, u64)) {
         let claim = |(_, export): &(usize, &Export)| {
             export.state.compare_exchange(FREE, CHANGING, AcqRel, Relaxed).is_ok()
@@ -60,7 +60,7 @@ impl Exports {
         export.state.store(OPEN, Release);
     }
 
-    /// Removes the exports whose descriptors were closed. `unmap` records the end of the mapping with this address and size.
+    /// Removes the exports whose descriptors were closed. `unmap` records the end of an export's mapping, with address and size.
     pub(crate) fn drop_closed(&self, unmap: impl Fn(u64, u64)) {
         if self.count.load(Acquire) == 0 {
             return;

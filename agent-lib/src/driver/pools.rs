@@ -85,7 +85,7 @@ impl DriverPools {
         managed || host
     }
 
-    /// Waits until the sender has finished its current poll, which may be of a pool that was just removed.
+    /// Waits until the sender has finished its current poll: it may be polling a pool that was just removed here.
     pub(super) fn wait_for_sender(&self) {
         let asking = self.asking.load(SeqCst);
         for turn in 0..MAX_TURNS {

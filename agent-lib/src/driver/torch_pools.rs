@@ -46,7 +46,7 @@ pub struct Device {
     pub(crate) check_due: AtomicBool,
     /// Bytes of `unseen` that were recorded as older than the agent.
     pub(crate) baseline: AtomicI64,
-    /// Sum of the differences between the agent's sum and the reported totals.
+    /// Sum of the differences (bytes) between the agent's sum and the total in each report; 0 if they always agreed.
     pub drift: AtomicU64,
     /// Remaining number of times that all rows may be searched for a block's segment.
     pub(crate) searches: AtomicU32,
@@ -113,7 +113,7 @@ impl State {
         })
     }
 
-    /// Returns the pool of a device, if it was made.
+    /// Returns the pool of PyTorch's allocator on a device, if the allocator has made a report.
     pub(crate) fn pool(&self, slot: u8) -> Option<TorchPool<'_>> {
         let device = self.devices.get(usize::from(slot))?;
         let id = device.pool.load(Relaxed);

@@ -28,7 +28,7 @@ use gpumem_wire::{Flags, Phase};
 use std::sync::atomic::Ordering::Relaxed;
 
 impl Core {
-    /// Returns the name for memory that the calling thread allocates now. The autograd node that the thread made last gets it, too.
+    /// Returns the name for memory that the calling thread allocates now. The autograd node made last on it gets the name, too.
     #[inline(always)]
     pub fn named(&self, thread: &Thread) -> AllocationName {
         let mut frames = python::name(self).unwrap_or_default();

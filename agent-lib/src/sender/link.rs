@@ -320,7 +320,7 @@ impl Link {
         true
     }
 
-    /// Appends a record without payload in the ring's format.
+    /// Appends a record that has no payload, given as a ring slot. Returns false if the link has ended.
     pub(crate) fn slot(&mut self, row: &Row) -> bool {
         if frame::PREFIX_BYTES + SLOT_BYTES > self.room() && !self.flush() {
             return false;
@@ -524,7 +524,7 @@ pub(crate) fn connect_anew(core: &Core) -> Option<Owned> {
     sockets(core).find_map(|path| Some(Owned(new_socket())).filter(|socket| connect(socket.0, path)))
 }
 
-/// Returns the user of the process that listens at the other end, at the time of its listen() call.
+/// Returns the user id that the process at the other end had when it called listen().
 fn server_uid(socket: RawFd) -> Option<u32> {
     let mut peer = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;

@@ -52,7 +52,7 @@ static FINISHING: AtomicBool = AtomicBool::new(false);
 struct Progress {
     /// End of the names that were sent, in bytes from their start.
     names_sent: u64,
-    /// Number up to which all records are in packets or lost.
+    /// Number of the last record for which it and all earlier ones were put into packets or are lost.
     packed_seq: u64,
     /// Whether records were lost since the last resync.
     has_losses: bool,

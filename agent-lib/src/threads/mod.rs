@@ -39,7 +39,7 @@ pub struct Call {
     pub(crate) begin_seq: u64,
     /// The row that was removed at the begin. It is restored if the call fails.
     pub(crate) taken: Option<RowCopy>,
-    /// Number of further rows that were removed at the begin.
+    /// Number of rows removed at the begin besides `taken`. They cannot be restored.
     pub(crate) more_taken: u32,
     /// Whether the call will create a context.
     pub(crate) creating: bool,
@@ -332,7 +332,7 @@ impl Thread {
         done
     }
 
-    /// Removes a context that ends from the cache: its address may be reused for another device.
+    /// Removes an ending context from the thread's cache (`context`): its address may be reused for a context of another device.
     pub(crate) fn forget_context(&self, context: usize) {
         let cached = self.context.load(Relaxed);
         if cached >> 8 == context as u64 {

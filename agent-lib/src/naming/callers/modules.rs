@@ -18,7 +18,7 @@ use std::ffi::{c_int, c_void};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 
-/// Number of libraries in a process that can be numbered: the ledger keeps twelve bits for the number.
+/// Upper bound of the numbers of libraries: the ledger keeps twelve bits for the number.
 const NUMBERS: u32 = 1 << 12;
 /// Maximum number of libraries that callbacks can number before the sender's next table has them.
 const NEW: usize = 32;
@@ -36,7 +36,7 @@ pub(crate) enum Part {
     Caller,
 }
 
-/// Prefixes of the file names of the driver's libraries, and of libraries that pass calls on.
+/// Prefixes of the file names of the driver's libraries (`Part::Driver`) and of those that pass calls on (`Part::Between`).
 const DRIVER: &[&str] =
     &["libgpumem", "libcuda.so", "libcupti", "libnvidia-", "libnvperf", "linux-vdso", "linux-gate"];
 const BETWEEN: &[&str] = &[

@@ -19,7 +19,7 @@ const PLACES: usize = 128;
 const CACHED: usize = 4096;
 
 const FREE: u32 = 0;
-/// State of an entry that a callback is writing.
+/// Value of `state` while a callback is writing the entry.
 const TAKEN: u32 = 1;
 const FULL: u32 = 2;
 
@@ -29,7 +29,7 @@ struct Unnamed {
     address: AtomicU64,
     /// Number of the allocation's record.
     seq: AtomicU64,
-    /// Return address in the function that requested it.
+    /// Return address in the function that requested the allocation.
     site: AtomicUsize,
 }
 

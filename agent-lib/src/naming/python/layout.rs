@@ -33,9 +33,9 @@ pub(crate) enum Lines {
 /// How a frame stores its current instruction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CurrentInstruction {
-    /// Offset of a C int, and its unit in bytes.
+    /// As an index: offset in the frame of a C int, and the unit (bytes) of that number.
     Index(u16, i32),
-    /// Offset of a pointer into the code object, and the offset of the code object's first instruction.
+    /// As a pointer: its offset in the frame, and the offset in the code object of the first instruction.
     Pointer(u16, u16),
 }
 

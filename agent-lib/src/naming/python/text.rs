@@ -31,9 +31,9 @@ pub(crate) fn put(out: &mut TextBuffer<'_>, bytes: &[u8]) -> bool {
 
 /// Texts that follow the function, the file and the line of a frame.
 pub(crate) type Separators = [&'static [u8]; 3];
-/// Separators of `function (file:line)`.
+/// Separators for lines of the form `function (file:line)`.
 pub(crate) const SENTENCE: Separators = [b" (", b":", b")\n"];
-/// Separators of `function<TAB>file<TAB>line`. No name contains a tab: control characters are written as `?`.
+/// Separators for lines of the form `function<TAB>file<TAB>line`. Names have no tabs: control characters are written as `?`.
 pub(crate) const COLUMNS: Separators = [b"\t", b"\t", b"\n"];
 
 impl<M: Memory> Reader<'_, M> {

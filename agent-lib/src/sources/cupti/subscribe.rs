@@ -312,7 +312,7 @@ pub(crate) fn pause(core: &Core, thread: &Thread) {
     }
 }
 
-/// Ends a pause. Pauses nest: the end of the last one subscribes again.
+/// Ends a pause. Pauses nest: the agent subscribes again when the outermost one ends.
 pub(crate) fn resume(core: &Core) {
     let _uncancelled = Uncancelled::now();
     let one_less = |pauses: u32| pauses.checked_sub(1);

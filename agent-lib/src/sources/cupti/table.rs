@@ -30,7 +30,7 @@ pub enum Request {
 }
 use Request::*;
 
-/// Meaning of a call. A number is the offset of a parameter in bytes. The layout of the parameters is that of cupti-sys.
+/// What a driver call does. A number is the offset in bytes of a parameter. cupti-sys has the layouts of the parameters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)] // the others are the calls of their names
 pub enum Meaning {
@@ -199,8 +199,8 @@ pub(crate) fn meaning(id: u32) -> Option<&'static Meaning> {
     MEANINGS.get(id as usize)?.as_ref()
 }
 
-/// Whether the call may take device memory or make a pool release memory. Such a call counts as in flight in the watermark
-/// record.
+/// Whether the call may take device memory or make a pool release memory. Watermark records state since when such a call is in
+/// flight.
 #[inline(always)]
 pub(crate) fn moves_memory(meaning: &Meaning) -> bool {
     match *meaning {

@@ -18,8 +18,8 @@ type Attributes = *const EventAttributes;
 /// A function that returns the address of a function.
 type Address = fn() -> usize;
 
-/// Declares the functions of a module of NVTX, and the table of their numbers and addresses. By NVTX's contract, texts end with
-/// 0, and attributes have the size that they state.
+/// Declares the functions of an NVTX module, and a table of their NVTX ids and addresses. By NVTX's contract, texts end with 0,
+/// and attributes have the size that they state.
 macro_rules! functions {
     ($module:ident; $( $number:path => $function:ident($($argument:ident: $type:ty),*) -> $result:ty { $work:expr } )*) => {
         pub(crate) const $module: &[(u32, Address)] = &[$( ($number, || $function as *const () as usize) ),*];

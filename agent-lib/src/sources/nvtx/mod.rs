@@ -114,14 +114,14 @@ fn counted(core: &Core) -> String {
     format!("ranges of the default domain{named}{left}")
 }
 
-/// Handle of each domain that does not count.
+/// Handle that all domains share whose ranges do not count.
 const LEFT_OUT: usize = 1;
-/// Hashes of the wanted domains' names, by handle; 0 while free. The first two are never used.
+/// Hashes of the names of domains whose ranges count, by handle; 0 for a free handle. Entries 0 and 1 are not used.
 static WANTED: [AtomicU64; OWNERS] = [const { AtomicU64::new(0) }; OWNERS];
-/// Whether the program has created a domain that does not count.
+/// Whether the program has created a domain whose ranges do not count.
 static HAS_LEFT_OUT: AtomicBool = AtomicBool::new(false);
 
-/// Returns the owner of the scopes of a domain; `None` for a domain that does not count.
+/// Returns the owner number of a domain's scopes; `None` for a domain whose ranges do not count.
 #[inline(always)]
 fn owner(handle: usize) -> Option<u8> {
     match handle {
@@ -158,7 +158,7 @@ const PLACES: usize = 64;
 static LAST: AtomicU64 = AtomicU64::new(0);
 /// Id << 32 | tag of each open range of the process; 0 while free.
 static OPEN: [AtomicU64; PLACES] = [const { AtomicU64::new(0) }; PLACES];
-/// Tag of the process outside of all ranges.
+/// Tag that the process had before the first of the open ranges began.
 static OUTSIDE: AtomicU32 = AtomicU32::new(0);
 
 /// Starts a range of the process and returns its id. `tag` returns the range's tag for the current tag of the process.

@@ -27,7 +27,7 @@ pub(crate) type Part = [u64; 4];
 /// Kind of a segment that is one allocation.
 const SEGMENT: u64 = 0;
 const BLOCK: u64 = 1;
-/// Kind of a piece of a segment that grows by mapping.
+/// Kind of a piece of an expandable segment, which grows by mapping pieces.
 const PAGE: u64 = 2;
 
 struct Adoption<'a> {
@@ -137,7 +137,7 @@ impl Adoption<'_> {
         self.rows.push((Key::Mapping(address), mapping));
     }
 
-    /// Records an entry; returns whether it was new.
+    /// Records an entry of the list as a row with this key; returns false if the row exists already.
     fn record(&mut self, at: RecordContext, key: Key, body: Body<'_>) -> bool {
         if self.core.recorder.live.get(key).is_some() {
             return false;

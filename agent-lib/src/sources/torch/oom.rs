@@ -94,7 +94,7 @@ impl Core {
         PHASE_FLAG | u32::from(phase.to_code())
     }
 
-    /// Records the thread's Python stack and returns its number; 0 without a stack, or after too many.
+    /// Records the thread's Python stack and returns the stack's number; 0 without a stack, or after `STACKS` stacks.
     #[cold]
     fn python_stack(&self) -> u32 {
         let mut room = [0_u8; STACK_BYTES];
