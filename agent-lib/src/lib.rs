@@ -243,12 +243,12 @@ exports! {
             c_int::from(gradient::calibrate(numbers.as_chunks().0))
         }
     }
-    /// Registers a module object of this type as child `name` of `parent`. Parent 0 means none; the object itself means that a
-    /// compiler generated it, see `python::Modules`.
+    /// Registers a PyTorch module, an object of type `kind`, as child `name` of `parent`. Parent 0 means none; the object itself
+    /// means that a compiler generated the module, see `python::Modules`.
     gpumem_module as module(object: u64, kind: u64, parent: u64, name: *const c_char) -> () {
         (); |core, _| python::register_module(core, object, kind, parent, text!(name))
     }
-    /// Removes a module object that will be freed.
+    /// Removes a PyTorch module object that will be freed.
     gpumem_module_gone as module_gone(object: u64) -> () { (); |_, _| python::MODULES.gone(object) }
     /// Registers a Python code object with its meaning `what`; see `python::register_code`. The caller keeps the object alive.
     gpumem_code as code(code_object: u64, what: c_int) -> () { (); |core, _| python::register_code(core, code_object, what) }
@@ -298,7 +298,7 @@ exports! {
         // SAFETY: the caller guarantees null or a buffer of this capacity.
         0; |core, _| unsafe { c_text::copy(&snapshot::text(core, what), buffer, capacity) }
     }
-    /// Controls the range of time whose peak is recorded. `what`: 1 begins it, 2 restarts it, 0 ends it. Returns 0 without memory.
+    /// Controls the range of time whose peak is recorded: 1 begins it, 2 restarts it, 0 ends it. Returns 0 without memory.
     gpumem_peak as peak(what: c_int) -> c_int {
         0; |core, _| match what {
             1 => c_int::from(core.recorder.live.begin_high_water()),
@@ -372,11 +372,11 @@ exports! {
             ask::report(core, what, &options).map_or(std::ptr::null_mut(), |text| c_text::handed(&text))
         }
     }
-    /// Sets counter `name`.
+    /// Sets the program's counter `name` to `value`.
     gpumem_counter_set as counter_set(name: *const c_char, value: i64) -> () {
         (); |core, thread| core.count(thread, text!(name), |_| value)
     }
-    /// Adds to counter `name`.
+    /// Adds `change` to the program's counter `name`.
     gpumem_counter_add as counter_add(name: *const c_char, change: i64) -> () {
         (); |core, thread| core.count(thread, text!(name), |value| value.saturating_add(change))
     }

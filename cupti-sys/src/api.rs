@@ -8,9 +8,9 @@ use core::ffi::{CStr, c_char, c_void};
 pub type CuptiResult = u32;
 /// A CUpti_SubscriberHandle: identifies a subscription.
 pub type SubscriberHandle = *mut c_void;
-/// Writes CUPTI's number of a context, or of its device.
+/// Type of a function that writes CUPTI's number of a context, or of the context's device.
 pub type GetNumber = unsafe extern "C" fn(*const c_void, *mut u32) -> CuptiResult;
-/// Callback function. Arguments: `userdata`, domain, id, data.
+/// Type of a callback function. Arguments: `userdata`, domain, id, data.
 pub type Callback = unsafe extern "C" fn(*mut c_void, u32, u32, *const c_void);
 
 layouts! {

@@ -23,7 +23,7 @@ layouts! {
     CallbackData = 72 {
         /// [`ENTER`] or [`EXIT`].
         site @ 0: u32,
-        /// Static C string.
+        /// Name of the function that was called: a static C string.
         function_name @ 8: *const c_char,
         /// The call's parameters, with a layout of params.rs. Valid during the callback only.
         params @ 16: *const c_void,
@@ -37,7 +37,7 @@ layouts! {
         context_uid @ 48: u32,
         /// Address of a word that the subscriber may use; the same at ENTER and EXIT of one call.
         correlation_data @ 56: *mut u64,
-        /// Number of the call, equal at ENTER and EXIT.
+        /// CUPTI's number of the call, the same at ENTER and EXIT.
         correlation_id @ 64: u32,
     }
 

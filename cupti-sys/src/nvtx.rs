@@ -12,9 +12,9 @@ pub const ETID_CALLBACKS: u32 = 1;
 /// Id of the export table [`VersionInfo`], which version 2 does not have.
 pub const ETID_VERSION_INFO: u32 = 3;
 
-/// Id of the module with the calls that name no domain.
+/// Id of the module with the functions that take no domain.
 pub const MODULE_CORE: u32 = 1;
-/// Id of the module with the calls that name a domain.
+/// Id of the module with the functions that take a domain.
 pub const MODULE_CORE2: u32 = 5;
 
 /// Array of pointers to the caller's function pointers.
@@ -45,7 +45,7 @@ pub struct VersionInfo {
     pub set_injection_version: Option<unsafe extern "C" fn(version: u32)>,
 }
 
-/// Argument of the initialiser: returns an export table by id.
+/// Type of the argument of `InitializeInjectionNvtx2`: a function that returns an export table by id.
 pub type GetExportTable = unsafe extern "C" fn(id: u32) -> *const std::ffi::c_void;
 
 /// NVTX version of the agent.

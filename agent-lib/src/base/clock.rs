@@ -15,7 +15,7 @@ pub(crate) const MARGIN_NS: u64 = 20_000;
 const JUMP_NS: i64 = 1_000_000;
 /// Maximum number of jumps; after more, only the kernel's clock is used.
 const JUMPS_ALLOWED: u32 = 8;
-/// Time until the first slope is computed, in ns.
+/// Time in ns from the first measurement to the computation of the first slope.
 const FIRST_NS: u64 = 20_000_000;
 /// Longest time between measurements, in ns. The time grows with the age of the slope: then the slope's error stays about as
 /// small as that of a measurement.

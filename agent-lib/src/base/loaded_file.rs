@@ -8,7 +8,7 @@ use std::ffi::{CStr, c_int, c_void};
 /// A mapped file, while the loader's lock is held.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct MappedFile<'a> {
-    /// Path of the file; empty for the program.
+    /// Path of the file; empty for the program's own file.
     pub path: &'a [u8],
     pub image: Image<'a>,
     /// Numbers of files that the loader has mapped and unmapped so far; 0 if it does not report them.

@@ -31,7 +31,7 @@ pub(crate) struct Sizes {
     /// Number of slots in the ring: a power of two.
     pub ring_slots: u64,
     pub live_rows: u64,
-    /// Size of the part for names in bytes: a multiple of 8.
+    /// Size in bytes of the memory for names: a multiple of 8.
     pub name_bytes: u64,
 }
 

@@ -63,7 +63,7 @@ impl Ring {
         self.slots.len() as u64
     }
 
-    /// Returns the last number that was taken.
+    /// Returns the number that a writer took last.
     #[inline(always)]
     pub fn head(&self) -> u64 {
         self.head.load(Acquire)
@@ -106,7 +106,7 @@ impl Ring {
         fetch_to_read(self.slot(seq));
     }
 
-    /// Returns record `seq`, if it is there.
+    /// Returns record `seq`, if it is complete in its slot.
     pub fn get(&self, seq: u64) -> Option<Row> {
         let slot = self.slot(seq);
         (u64::from_le(slot[0].load(Acquire)) == seq)

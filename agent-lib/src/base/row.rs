@@ -19,7 +19,7 @@ pub enum Key {
     Backing(u64),
     /// A mapping of a handle, by address.
     Mapping(u64),
-    /// A pool, by id.
+    /// A pool of the driver or of a framework, by id.
     Pool(u64),
     /// A segment of a framework's pool: pool and address.
     Segment(u64, u64),

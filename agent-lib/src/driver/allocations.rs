@@ -31,7 +31,7 @@ pub(crate) fn took_us_short(entered_ns: Option<u64>, time_ns: u64) -> u16 {
 /// Ids of framework pools: "gp" in the upper bits, and a number. No handle of a driver pool has such a value.
 const POOL_IDS: u64 = 0x6770 << 48;
 
-/// An allocation: the request and its result.
+/// An allocation by the driver: what was requested, and what the driver returned.
 #[derive(Debug, Clone, Copy)]
 #[allow(missing_docs)]
 pub struct Allocation {

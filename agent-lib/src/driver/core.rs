@@ -34,7 +34,7 @@ pub struct Core {
     pub torch: torch_pools::State,
     pub(crate) exports: Exports,
     pub(crate) multicast: Multicast,
-    /// Tag of threads without open scopes; 0 for none.
+    /// Tag for memory of threads without open scopes; 0 for none.
     pub(crate) process_tag: AtomicU32,
     pub(crate) pools_made: AtomicU64,
     /// Number of the last record that changed a reference count of a handle; see sender/resync.rs.

@@ -10,10 +10,10 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 
 const DEVICES: usize = 64;
-/// Maximum number of contexts at a time.
+/// Maximum number of CUDA contexts in the table at a time.
 const CONTEXTS: usize = 256;
 
-/// An existing context, or a free place.
+/// A place of the table of CUDA contexts: an existing context, or free.
 #[derive(Debug, Default)]
 struct Context {
     /// CUcontext; 0 while the place is free, 1 while it is being written.

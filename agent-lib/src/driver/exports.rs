@@ -19,7 +19,7 @@ const STEP: u64 = 2 << 20;
 /// An exported descriptor that was open at the last check, or a free place.
 #[derive(Debug, Default)]
 struct Export {
-    /// `FREE`, `CHANGING` while it is being written, or `OPEN`.
+    /// `FREE`; `CHANGING` while the place is being written; `OPEN` if it has an export.
     state: AtomicUsize,
     descriptor: AtomicI32,
     /// Device and inode of the open file: another file may get the same descriptor later.

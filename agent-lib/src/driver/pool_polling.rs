@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering::*;
 
 /// Minimum interval, in ns, between two polls of a pool after driver calls that use it.
 pub(crate) const EVERY_NS: u64 = 100_000_000;
-/// Interval for a pool that must be polled now: it was trimmed, or may have grown.
+/// Value of `every_ns` for a pool that must be polled now: it was trimmed, or may have grown.
 pub(crate) const AT_ONCE: u64 = 0;
 
 impl Core {
@@ -34,7 +34,7 @@ impl Core {
         pool
     }
 
-    /// Adds and records a driver pool when it is first used.
+    /// Adds and records the driver pool `id`, if it is used for the first time.
     pub(crate) fn pool_seen(&self, thread: &Thread, id: u64, device: u8, owner: PoolOwner) {
         if id <= 1 || self.driver_pools.find(id).is_some() {
             return;

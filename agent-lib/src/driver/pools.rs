@@ -22,10 +22,10 @@ const MAX_TURNS: u32 = 5_064;
 /// Ids of the pools of graph memory, one for each device: "gm" in the upper bits, and the device. No address has such a value.
 pub(super) const GRAPH: u64 = 0x676d << 48;
 
-/// An existing pool, or a free place.
+/// A place of the table of driver pools: an existing pool, or free.
 #[derive(Debug, Default)]
 pub(super) struct Pool {
-    /// 0 while the place is free, 1 while it is being written.
+    /// Handle of the pool; 0 while the place is free, 1 while it is being written.
     pub(super) id: AtomicU64,
     pub(super) device: AtomicU32,
     /// Number of threads that request a poll now. The first one polls until no other has requested one meanwhile.

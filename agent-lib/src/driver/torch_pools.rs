@@ -5,7 +5,7 @@ use crate::base::memfd::anonymous;
 use crate::threads::per_feature::EVENTS;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering::*};
 
-/// Devices that a process can have, as in devices.rs.
+/// Maximum number of devices of a process, as in devices.rs.
 pub(crate) const DEVICES: usize = 64;
 
 /// Maximum number of pending blocks (freed, waiting for events) of a device at a time. Further ones count as free.
@@ -37,10 +37,10 @@ pub struct Device {
     /// `reserved` minus `segments` at the last report, in bytes. Between reports the two also differ while a segment is added or
     /// removed.
     pub(crate) unseen: AtomicI64,
-    /// Bytes of live blocks that are older than the agent.
+    /// Bytes of live blocks that PyTorch had before the agent started.
     pub older: AtomicU64,
     pub(crate) reports: AtomicU64,
-    /// Number of freed blocks that wait for events.
+    /// Number of pending blocks: freed, but waiting for events.
     pub(crate) pending: AtomicU32,
     /// Whether the pool's totals are to be recorded at the next report. Set by the sender.
     pub(crate) check_due: AtomicBool,

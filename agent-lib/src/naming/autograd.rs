@@ -49,7 +49,7 @@ type Evaluate = unsafe extern "C-unwind" fn(*mut c_void, *mut c_void, *mut c_voi
 
 /// Whether the search for PyTorch's engine has finished, with or without success.
 static SEARCHED: AtomicBool = AtomicBool::new(false);
-/// Original values of the two replaced slots.
+/// Original values of the replaced slots of `evaluate_function` and of `rebase_history`.
 const NEXT: &AtomicUsize = &HOT_WORDS.next_evaluate;
 static NEXT_REBASE: AtomicUsize = AtomicUsize::new(0);
 /// Number of the register argument of `rebase_history` that points to the edge: `SECOND`, `THIRD` or `UNKNOWN`. It is the third

@@ -54,7 +54,7 @@ static MOVING: AtomicBool = AtomicBool::new(false);
 /// Maximum number of attempts to take `MOVING`. A thread that holds it for longer has lost its processor core. Other threads then
 /// continue without the lock, and the peak may be wrong by the bytes of that thread.
 const ATTEMPTS: u32 = 2000;
-/// Lock for opening a range.
+/// Lock for opening a range of time whose peak is recorded.
 static CHANGING: ForkMutex<()> = ForkMutex::new(|| ());
 
 pub(crate) fn reset_after_fork() {

@@ -33,7 +33,7 @@ pub struct Names {
     keys: &'static [AtomicU64],
     /// For each place, offset << 16 | length of the name with its parents; 0 until it is written.
     paths: &'static [AtomicU64],
-    /// Number of names for which there was no room.
+    /// Number of names that were not added because the memory or the table for names was full.
     pub refused: AtomicU64,
 }
 
@@ -248,7 +248,7 @@ impl Names {
         }
     }
 
-    /// Returns the name of a tag with its parents.
+    /// Returns the name of a tag, with its parents' names before it: `model/layer`.
     pub fn path(&self, tag: u32) -> Option<&[u8]> {
         let at = self.paths.get((tag as usize).checked_sub(1)?)?.load(Acquire);
         (at != 0).then(|| self.read(at >> 16, at & 0xffff))

@@ -30,7 +30,7 @@ const MAX_REPORTS: usize = 65;
 pub struct StatusReport {
     /// Number of the report; the first one has 1.
     pub number: u64,
-    /// Time since which the agent is in this state.
+    /// Time (ns) since which the agent is in this state.
     pub time_ns: u64,
     /// State of the agent.
     pub state: AgentState,
@@ -40,7 +40,7 @@ pub struct StatusReport {
     pub(crate) detail: String,
 }
 
-/// Whether the agent is active.
+/// Whether the agent is armed: callbacks and functions of the C API make records.
 #[inline(always)]
 pub fn armed() -> bool {
     PHASE.load(Relaxed) == ARMED
@@ -119,18 +119,18 @@ pub(crate) fn panicked() -> bool {
     PANICKED.load(Relaxed)
 }
 
-/// Report of the state of a layer of names.
+/// Report of the state of a layer of names (a source of names, for example NVTX).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LayerReport {
     /// The layer of names.
     pub layer: Layer,
-    /// State of the layer.
+    /// Whether and how well the layer works.
     pub state: LayerState,
     /// The reason, as text for the user; may be empty.
     pub reason: String,
 }
 
-/// Last report of each layer. Not for callbacks.
+/// Last report of each layer of names. Not for callbacks.
 static LAYERS: ForkMutex<Vec<LayerReport>> = ForkMutex::new(Vec::new);
 /// Number of changes to `LAYERS`. The sender sends the reports again when the number has changed.
 static LAYERS_VERSION: AtomicU64 = AtomicU64::new(0);
@@ -160,7 +160,7 @@ pub(crate) fn report_no_torch(what: Layer, is_torch_on: bool, is_on: bool, off: 
     }
 }
 
-/// Returns the state of a layer, if it was reported.
+/// Returns the last reported state of a layer of names; `None` before the first report.
 pub fn layer(layer: Layer) -> Option<LayerState> {
     let layers = LAYERS.lock().ok()?;
     layers.iter().find(|report| report.layer == layer).map(|report| report.state)
@@ -170,7 +170,7 @@ pub(crate) fn layers_version() -> u64 {
     LAYERS_VERSION.load(Acquire)
 }
 
-/// Returns the last report of each layer.
+/// Returns the last report of each layer of names.
 pub fn layers() -> Vec<LayerReport> {
     LAYERS.lock().map(|layers| layers.clone()).unwrap_or_default()
 }

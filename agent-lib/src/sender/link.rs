@@ -76,7 +76,7 @@ pub(crate) struct Link {
     to: To,
     /// An additional recording, requested while the program runs.
     beside: Option<AdditionalRecording>,
-    /// Path of the file, if `to` is a file.
+    /// Path of the file in `to`; `None` for a connection.
     path: Option<PathBuf>,
     memory: Option<Identity>,
     packet: Vec<u8>,

@@ -50,7 +50,7 @@ static FINISHING: AtomicBool = AtomicBool::new(false);
 /// What was sent so far on the current connection.
 #[derive(Debug, Default)]
 struct Progress {
-    /// End of the names that were sent, in bytes from their start.
+    /// Number of bytes of the memory for names that were sent.
     names_sent: u64,
     /// Number of the last record for which it and all earlier ones were put into packets or are lost.
     packed_seq: u64,
@@ -75,7 +75,7 @@ struct Sender {
     progress: Progress,
     /// Values last sent to the daemon: `Core::unrestored_rows`, `Live::refused`, and whether the table of names is full.
     shortages: (u64, u64, bool),
-    /// Number from the daemon's Welcome, for resyncs; 0 before it.
+    /// Number from the daemon's Welcome, which a resync sends back; 0 before the Welcome.
     epoch: u64,
     next_check_ns: u64,
     /// Whether the sender is the last thread of the process: all threads of the host program have ended.
@@ -216,7 +216,7 @@ impl Sender {
         }
     }
 
-    /// Runs the rounds until the end; returns true.
+    /// Runs rounds until the process ends; returns true.
     fn run(&mut self) -> bool {
         let mut pause = BUSY;
         loop {

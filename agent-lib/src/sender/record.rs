@@ -19,7 +19,7 @@ pub(super) struct StepWindow {
     /// Link to the recording's file, which contains only its header and Hello so far.
     link: Link,
     path: PathBuf,
-    /// First and last step.
+    /// Numbers of the first and the last step to record.
     steps: (u64, u64),
     limits: RecordingLimits,
 }
@@ -168,7 +168,7 @@ impl Sender {
         if let Some(window) = self.window.take_if(|window| number >= window.steps.0) {
             let (_, last) = window.steps;
             if number > last {
-                // The window's steps were all skipped.
+                // The program has skipped all steps of the window.
                 self.window = Some(window);
                 self.cancel_window();
                 return Ok(PathBuf::new());
@@ -321,7 +321,7 @@ impl Sender {
         }
     }
 
-    /// Sends the number of records withheld so far.
+    /// Sends how many records were withheld since `muted_since`.
     pub(super) fn send_withheld_count(&mut self) {
         let Some(first_seq) = self.progress.muted_since else { return };
         let count = (self.progress.packed_seq + 1).saturating_sub(first_seq);

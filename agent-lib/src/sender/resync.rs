@@ -23,7 +23,7 @@ const TRIES: usize = 16;
 struct Ordered {
     pools: Vec<RowCopy>,
     handles: Vec<RowCopy>,
-    /// Mappings by the seq of their handle.
+    /// Mappings by the number of the record that made their handle.
     mappings: HashMap<u64, Vec<RowCopy>>,
     /// Number of the last record whose effect the rows include.
     after_seq: u64,
@@ -38,7 +38,7 @@ impl Sender {
         fault_injection::at("resync");
         let restored = self.core.restored.load(Acquire);
         let Some(ordered) = self.read_settled() else {
-            // A thread has not finished its record.
+            // A thread has not finished its record, or the link has ended.
             self.progress.resync = self.link.is_up().then_some(epoch);
             return;
         };

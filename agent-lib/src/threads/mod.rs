@@ -31,7 +31,7 @@ pub struct Call {
     /// CUPTI's correlation id, the same at begin and return.
     pub(crate) correlation: u32,
     pub(crate) entered_ns: u64,
-    /// CUPTI's id of the function, for resource callbacks inside of the call.
+    /// CUPTI's id of the driver function, for resource callbacks inside of the call.
     pub(crate) id: u32,
     /// Address of the call's parameters, for resource callbacks inside of the call.
     pub(crate) params: usize,
@@ -61,7 +61,7 @@ impl Call {
 /// Data of a thread that only the thread itself uses.
 #[derive(Debug)]
 pub(crate) struct OwnerData {
-    /// Number of open scopes; may be larger than `DEPTH`.
+    /// Number of the thread's open scopes; may be larger than `DEPTH`.
     pub depth: usize,
     /// For each open scope, the tag of the thread before it was opened.
     pub outer: [u32; DEPTH],
@@ -259,7 +259,7 @@ pub fn all() -> &'static [Thread] {
     PLACES.all()
 }
 
-/// Returns the number of threads for which there was no place.
+/// Returns the number of threads that got no place because the table was full.
 pub fn refused() -> u64 {
     PLACES.refused.load(Relaxed)
 }

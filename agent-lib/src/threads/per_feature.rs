@@ -33,7 +33,7 @@ pub(crate) struct Callers {
 pub(crate) struct AutogradThread {
     /// Tag of the scope that was open when the running node began.
     pub(crate) scope: AtomicU32,
-    /// Number of the running node; 0 for none, `UNNAMED` for an unknown one.
+    /// Number of the running node; 0 if no node runs, `UNNAMED` if the node's number is unknown.
     pub(crate) running: AtomicU64,
     /// PyTorch's id of the thread; 0 until it was read.
     pub(crate) id: AtomicU64,

@@ -26,7 +26,7 @@ static MAIN: [AtomicUsize; 2] = [AtomicUsize::new(0), AtomicUsize::new(0)];
 pub(crate) struct Stack {
     low: usize,
     top: usize,
-    /// Number of times that the stack was tested.
+    /// Number of times that the stack was tested for readable pages.
     tries: u32,
 }
 

@@ -42,7 +42,7 @@ impl RecordInProgress {
     }
 }
 
-/// A place of the table. A place with zeros only has no thread.
+/// A place of the table, for the data of one thread. A place whose bytes are all 0 belongs to no thread.
 pub trait TableSlot: Sync + 'static {
     /// Returns the kernel id of the place's thread; 0 while the place is free.
     fn id(&self) -> &AtomicU32;
@@ -63,7 +63,7 @@ pub struct SlotTable<T: 'static, const COUNT: usize> {
     pub used: AtomicUsize,
     /// Index at which the search for a free place starts: after the last place claimed, or 0 after a sweep.
     pub next: AtomicUsize,
-    /// Number of threads for which there was no place.
+    /// Number of threads that got no place because the table was full.
     pub refused: AtomicU64,
 }
 

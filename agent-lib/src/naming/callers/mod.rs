@@ -176,7 +176,7 @@ struct Search<'a> {
     table: &'a Table,
     stack: &'a Stack,
     start: usize,
-    /// Number of words from `start` on that can be read.
+    /// Number of stack words from `start` on that can be read.
     words: usize,
 }
 
@@ -186,7 +186,7 @@ enum SearchStep {
     Nothing,
     /// An address in a library that passes calls on, as the CUDA runtime does.
     Between,
-    /// An address in this library, which made the call.
+    /// An address in the given library, which made the driver call.
     Caller(&'static Library),
     /// An address in a file that begins here and is not in the table yet.
     New(usize),

@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU16, AtomicU32, AtomicU64, 
 const NUMBERS: u32 = 1 << 12;
 /// Maximum number of libraries that callbacks can number before the sender's next table has them.
 const NEW: usize = 32;
-/// Time after which a replaced table may be freed.
+/// Minimum time in ns between the replacement of a table and its free.
 const GRACE_NS: u64 = 1_000_000_000;
 
 /// What a library does in a driver call: execute it, pass it on, or make it.
@@ -86,7 +86,7 @@ pub(crate) struct Library {
 pub(crate) struct Table {
     /// Mapped segments, sorted by address.
     segments: Box<[Segment]>,
-    /// Libraries by `Segment::object`.
+    /// Libraries of the segments; `Segment::object` is the index.
     libraries: Vec<&'static Library>,
 }
 
@@ -125,7 +125,7 @@ pub(crate) fn file_at(address: usize) -> Option<(&'static str, u64)> {
 static TABLE: AtomicPtr<Table> = AtomicPtr::new(std::ptr::null_mut());
 /// Increases with each table and with `invalidate`; results found with an older value are not reused.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
-/// The next number of a library.
+/// The number that the next library gets.
 static NEXT_NUMBER: AtomicU32 = AtomicU32::new(1);
 
 #[inline(always)]
@@ -242,9 +242,9 @@ pub(crate) fn number_of_new(start: usize) -> u16 {
 
 /// Lock: set while a thread is inside of dl_iterate_phdr or forks.
 static GATE: AtomicBool = AtomicBool::new(false);
-/// Retries of fork() before it continues without the lock: a signal handler may fork on the thread that holds the lock.
+/// Number of times that fork() tries to take `GATE` before it continues without: its own thread may hold it (signal handler).
 const FORK_RETRIES: u32 = 1 << 14;
-/// Whether the forking thread holds the lock.
+/// Whether the forking thread holds the lock `GATE`.
 static HELD: AtomicBool = AtomicBool::new(false);
 
 /// Waits until no thread is inside of dl_iterate_phdr, and keeps others out.
@@ -259,14 +259,14 @@ pub(crate) fn before_fork() {
     }
 }
 
-/// Releases the lock in the parent.
+/// Releases the lock `GATE` in the parent after a fork.
 pub(crate) fn after_fork() {
     if HELD.swap(false, Relaxed) {
         GATE.store(false, Release);
     }
 }
 
-/// Releases the lock in the child, which has one thread.
+/// Releases the lock `GATE` in a forked child, which has one thread.
 pub(crate) fn in_child() {
     HELD.store(false, Relaxed);
     GATE.store(false, Release);
@@ -299,7 +299,7 @@ pub fn update_table(core: &Core) -> bool {
     is_updated
 }
 
-/// Retries of a thread of the program in `in_loader`.
+/// Number of times that a thread of the program tries to take `GATE` in `in_loader`.
 const LOADER_RETRIES: u32 = 320;
 
 /// Runs `work`, which uses dl_iterate_phdr, while no thread forks. Returns `None` if the lock was not free in time.

@@ -27,7 +27,7 @@ const FULL: u32 = 2;
 struct Unnamed {
     state: AtomicU32,
     address: AtomicU64,
-    /// Number of the allocation's record.
+    /// Number of the record of the allocation.
     seq: AtomicU64,
     /// Return address in the function that requested the allocation.
     site: AtomicUsize,
@@ -68,7 +68,7 @@ pub(crate) fn in_child() {
     COUNT.store(0, Relaxed);
 }
 
-/// The sender's cache of functions.
+/// The sender's cache of the functions at return addresses.
 #[derive(Debug, Default)]
 pub(crate) struct Sites {
     /// Tags by return address; 0 for an unknown function. Cleared with each new table of libraries.

@@ -23,7 +23,7 @@ const IN_CELL: u64 = 0x80;
 /// Which local variable of a frame holds the module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Variable {
-    /// Index of the local variable.
+    /// Index of the variable among the frame's local variables.
     pub slot: u16,
     /// Whether it may lie in a cell object, because inner functions use it. While CPython 3.11 takes a frame down, variables
     /// may point to freed objects. So an object is read only if its address is registered as a module's.
@@ -41,7 +41,7 @@ pub(crate) enum CodeKind {
     Nothing,
     /// A call of a module. A local variable is the module.
     Module,
-    /// An optimizer's step.
+    /// A step of an optimizer, where no local variable is used.
     Optimizer,
     /// The start of a backward pass.
     Backward,

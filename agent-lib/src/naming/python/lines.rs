@@ -41,7 +41,7 @@ pub(crate) struct Lines {
     entries: LazyTable<AtomicU64, ENTRIES>,
     /// Number of entries in use.
     used: AtomicUsize,
-    /// Number of lines with a separate tag.
+    /// Number of lines that have a separate tag, at most `MOST_LINES`.
     lines: AtomicUsize,
 }
 
@@ -83,7 +83,7 @@ impl Lines {
         kind == OWN
     }
 
-    /// Returns the tag of the line that a frame is at.
+    /// Returns the tag of the line that a frame executes.
     fn line<M: Memory>(&self, names: &Names, reader: &Reader<'_, M>, frame: Pointer, code: Code) -> u32 {
         let at = match reader.layout.instruction {
             CurrentInstruction::Index(at, _) => reader.memory.int(frame, at).map(|at| at as u64),

@@ -95,7 +95,7 @@ pub(crate) struct Careful {
 }
 
 impl Careful {
-    /// Returns `None` without file descriptors.
+    /// Makes the pipe; returns `None` if no file descriptors are left.
     pub(crate) fn new() -> Option<Self> {
         let mut ends = [0; 2];
         // SAFETY: `ends` has room for two descriptors.

@@ -46,7 +46,7 @@ pub(crate) struct Reader<'a, M> {
 pub(crate) struct Frames<'a, M> {
     reader: &'a Reader<'a, M>,
     next: Option<Pointer>,
-    /// Maximum number of further frames.
+    /// Maximum number of frames still to be returned.
     left: usize,
 }
 

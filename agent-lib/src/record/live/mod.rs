@@ -39,7 +39,7 @@ fn words_of(row: &Row) -> Row {
     std::array::from_fn(|word| row[word])
 }
 
-/// A place in the table: a key of a chunk, and its row.
+/// A place in the table: key `number` of a chunk, and the row that belongs to this key.
 #[derive(Debug, Clone, Copy)]
 struct RowLocation {
     chunk: &'static Chunk,
@@ -395,7 +395,7 @@ impl Live {
         high_water::begin(|| self.scan().map(|taken| (taken.row, self.parent_of(&taken.row))).collect())
     }
 
-    /// Iterates over all rows, in no order.
+    /// Iterates over all rows of the table, in no particular order.
     pub fn scan(&self) -> impl Iterator<Item = RowCopy> + '_ {
         let used = self.chunks.iter().enumerate().flat_map(|(at, chunk)| {
             let taken = move |(number, key): (usize, &AtomicU64)| {

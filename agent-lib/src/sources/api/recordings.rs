@@ -34,11 +34,11 @@ pub(crate) static DUMP_PERIOD_NS: AtomicU64 = AtomicU64::new(0);
 /// Limits of a recording.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RecordingLimits {
-    /// First and last step.
+    /// Numbers of the first and the last step to record.
     pub steps: Option<(u64, u64)>,
-    /// Longest duration in ns.
+    /// Maximum duration of the recording in ns.
     pub for_ns: Option<u64>,
-    /// Largest size of the file in bytes.
+    /// Maximum size of the file in bytes.
     pub max_bytes: Option<u64>,
 }
 
@@ -112,7 +112,7 @@ pub(crate) enum RecordingRequest {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct RecordingReply {
-    /// 0 or an errno.
+    /// Error number (errno) of the request; 0 for success.
     pub errno: u16,
     /// The file's path, or the error message.
     pub told: String,

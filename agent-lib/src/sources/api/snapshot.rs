@@ -236,7 +236,7 @@ impl Sum {
     }
 }
 
-/// Tag, role and phase.
+/// What identifies a line of the snapshot: tag, role and phase.
 type Name = (u32, (Role, Phase));
 
 fn name_of(copy: &RowCopy) -> Name {
@@ -247,7 +247,7 @@ fn name_of(copy: &RowCopy) -> Name {
 struct Pool {
     /// Row of the pool; `None` if only its segments and blocks are in the table.
     row: Option<RowCopy>,
-    /// Start and end addresses.
+    /// Start and end address of each segment of the pool.
     segments: Vec<(u64, u64)>,
     blocks: Vec<RowCopy>,
 }

@@ -16,7 +16,7 @@ fn sonames() -> impl Iterator<Item = (u32, String)> {
     major.into_iter().chain((0..=8).rev().map(|minor| (11, format!("libcupti.so.11.{minor}"))))
 }
 
-/// Returns the candidates, best first.
+/// Returns the paths of the libcupti files to try, best first.
 pub(crate) fn candidates(settings: &Settings, driver_version: Option<u32>) -> Vec<PathBuf> {
     if let Some(path) = &settings.cupti {
         return vec![path.clone()];

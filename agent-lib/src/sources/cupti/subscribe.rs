@@ -331,7 +331,7 @@ pub(crate) fn resume(core: &Core) {
 
 /// The call whose callback is subscribed only for this check.
 const PULSE: u32 = ids::cuDeviceGetCount;
-/// Number of callbacks of that call, from any caller.
+/// Number of callbacks of cuDeviceGetCount so far, whoever called it.
 static PULSES: AtomicU64 = AtomicU64::new(0);
 
 /// Counts a callback if it is that of the call used only for the check (`PULSE`).
@@ -342,7 +342,7 @@ pub(crate) fn count_pulse(id: u32) {
     }
 }
 
-/// Whether the callback of the check arrived.
+/// Result of `check_pulse`: whether the callback arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Pulse {
     /// The driver refused the call, which shows nothing about callbacks.

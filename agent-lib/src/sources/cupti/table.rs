@@ -81,7 +81,7 @@ pub enum Meaning {
 }
 use Meaning::*;
 
-/// Every subscribed call.
+/// Id and meaning of every subscribed driver call.
 pub const CALLS: &[(u32, Meaning)] = &[
     (cuMemAlloc_v2, Alloc(Bytes, Device)),
     (cuMemAlloc, Alloc(BytesV1, Device)),
@@ -178,7 +178,7 @@ pub(crate) const RESOURCES: &[u32] = &[
 
 pub(crate) const STATES: &[u32] = &[state::FATAL_ERROR, state::ERROR];
 
-/// Upper bound of the ids above.
+/// Upper bound of the ids of calls in `CALLS`.
 const IDS: usize = 1024;
 
 static MEANINGS: [Option<Meaning>; IDS] = {

@@ -10,7 +10,7 @@ use std::ffi::c_char;
 use std::mem::offset_of;
 use std::sync::atomic::{AtomicU32, Ordering::*};
 
-/// Number of new names that are used unchanged.
+/// Number of new names that are used with their numbers.
 const BUDGET: u32 = 4096;
 /// Number of new names so far, up to `BUDGET`.
 static MADE: AtomicU32 = AtomicU32::new(0);

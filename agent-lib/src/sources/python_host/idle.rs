@@ -20,7 +20,7 @@ static HEAD: AtomicU64 = AtomicU64::new(0);
 static SINCE_NS: AtomicU64 = AtomicU64::new(0);
 /// Number of records at the end of the last complete run of `idle`.
 static PROCESSED: AtomicU64 = AtomicU64::new(u64::MAX);
-/// Time at which the thread was last started.
+/// Time (ns) at which the thread that runs `idle` was last started.
 static STARTED_NS: AtomicU64 = AtomicU64::new(0);
 static RUNNING: AtomicBool = AtomicBool::new(false);
 

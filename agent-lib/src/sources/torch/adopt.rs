@@ -35,7 +35,7 @@ struct Adoption<'a> {
     thread: &'a Thread,
     /// Key of each new row, and the number of the record that made it.
     rows: Vec<(Key, u64)>,
-    /// Number of records made so far.
+    /// Number of records that the adoption has made so far.
     count: u64,
 }
 

@@ -71,7 +71,7 @@ const FUNCTIONS: [fn() -> usize; HOOKS] = [
 /// Prefixes of the file names of the libraries whose slots are replaced.
 const LIBRARIES: [&[u8]; 2] = [b"libc10_cuda", b"libc10_hip"];
 
-/// The slots' original values.
+/// For each hook, the original value of the slots: the address of PyTorch's or CUDA's function.
 static NEXT: [AtomicUsize; HOOKS] = [const { AtomicUsize::new(0) }; HOOKS];
 /// Bits of the hooks that are installed.
 static PATCHED: AtomicU8 = AtomicU8::new(0);
@@ -82,11 +82,11 @@ static SEARCHED_AT: AtomicU64 = AtomicU64::new(u64::MAX);
 /// Number of searches, for tests.
 pub static SEARCHES: AtomicUsize = AtomicUsize::new(0);
 
-/// Result of a search.
+/// Result of a search for the libraries of PyTorch's allocator and their slots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum SearchResult {
-    /// No such library is loaded.
+    /// No library of PyTorch's allocator is loaded.
     Nothing = 0,
     /// The library's slots cannot be found: it has no dynamic table, or another layout.
     NoSlot = 1,
