@@ -26,7 +26,7 @@ pub(crate) fn from_bytes<T: Plain>(bytes: &[u8]) -> Option<T> {
     (bytes.len() >= size_of::<T>()).then(|| unsafe { bytes.as_ptr().cast::<T>().read_unaligned() })
 }
 
-/// An ELF file, read with a function that fills a buffer with the bytes from an offset on. The file may be damaged.
+/// An ELF file, which may be damaged. `read` fills a buffer with the bytes of the file from an offset on.
 pub(crate) struct ElfFile<'a> {
     read: &'a dyn Fn(u64, &mut [u8]) -> Option<()>,
     pub head: Elf64_Ehdr,

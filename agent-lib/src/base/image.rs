@@ -53,7 +53,7 @@ pub struct Slot {
     pub(crate) is_sealed: bool,
 }
 
-/// The symbols of the dynamic section and their names. Addresses are checked when they are used.
+/// Addresses of the tables of dynamic symbols and their names. Each address is checked when it is used.
 #[derive(Debug, Clone, Copy)]
 struct Symbols {
     symbols: usize,

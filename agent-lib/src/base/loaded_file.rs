@@ -88,7 +88,7 @@ fn is_page_writable(at: usize) -> Option<bool> {
     found
 }
 
-/// Number of bytes of a line that are stored: `start-end rwxp` and more. File names come after that.
+/// Number of bytes to store of each line of /proc/self/maps: `start-end rwxp` and more. File names come after that.
 const LINE_BYTES: usize = 64;
 
 /// Like `is_page_writable`. `read` fills the buffer with the next bytes of the file and returns their number, 0 at the end.

@@ -18,7 +18,7 @@ use crate::record::status;
 use gpumem_wire::AgentState;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 
-/// The agent's state of a process, made once and never freed. The recorder comes first, because each record uses it.
+/// The agent's state in a process, made once and never freed. The recorder comes first, because each record uses it.
 #[derive(Debug)]
 #[repr(C)]
 #[allow(missing_docs)]

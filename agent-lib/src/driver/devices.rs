@@ -152,7 +152,7 @@ impl Devices {
         ordinal as u8
     }
 
-    /// Records the devices that resource callbacks have used so far. Called by the sender.
+    /// Records the devices in `awaited`, which resource callbacks have used. Called by the sender.
     pub(crate) fn introduce_awaited(&self, recorder: &Recorder, thread: Option<&Thread>) {
         if self.awaited.load(Relaxed) == 0 {
             return;

@@ -11,7 +11,7 @@ pub(crate) const DEVICES: usize = 64;
 /// Maximum number of pending blocks (freed, waiting for events) of a device at a time. Further ones count as free.
 pub(crate) const MOST: usize = 1024;
 
-/// A freed block that a stream may still use, or a free place.
+/// A place for a pending block, which was freed while a stream may still use it. The place may be free.
 #[derive(Debug, Default)]
 pub(crate) struct PendingBlock {
     /// Address of the block; 0 while the place is free.
@@ -82,14 +82,14 @@ pub(crate) struct TorchPool<'a> {
 pub struct State {
     /// State of each device, by the program's CUDA ordinal.
     pub devices: [Device; DEVICES],
-    /// Whether the driver had a context before the agent started. Then unknown segments are older than the agent.
+    /// Whether the driver had a context before the agent started. Then segments that were not recorded are older than the agent.
     pub is_late: AtomicBool,
     /// Number of pools of PyTorch's allocator that were created.
     pub(crate) made: AtomicU32,
     /// Number of allocations without a caching allocator, where each tensor is a driver allocation of its own.
     pub(crate) single_tensors: AtomicU64,
     pub(crate) stacks: AtomicU32,
-    /// Number of freed blocks that must wait for events and for which there was no room in `waiting`.
+    /// Number of pending blocks (freed, waiting for events) that were not recorded because `waiting` was full.
     pub unrecorded_pending: AtomicU64,
 }
 

@@ -76,7 +76,7 @@ fn summary(core: &Core, what: AskKind, order: fn(&Sum) -> u64, ascending: bool) 
         sum.greatest = sum.greatest.max(bytes);
     }
     let mut lines: Vec<(Key, Sum)> = lines.into_iter().collect();
-    // By device and class first, and within a class by the order.
+    // Sorts by device and class first, and within a class by the requested order.
     lines.sort_by(|(a, of_a), (b, of_b)| {
         let sums = order(of_a).cmp(&order(of_b)).then_with(|| b.tag.cmp(&a.tag));
         let sums = if ascending { sums } else { sums.reverse() };

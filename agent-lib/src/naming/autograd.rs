@@ -199,7 +199,7 @@ unsafe extern "C" fn rebased(second: usize, third: usize, stack: usize) -> usize
 /// Returns the node of the edge, which is the second or the third argument. Returns `None` while it is unknown which of them,
 /// or for a node without a number.
 unsafe fn node_of(second: usize, third: usize, stack: usize) -> Option<Node> {
-    // While unknown, the second argument is an edge or a tensor.
+    // While it is unknown which argument is the edge, the second one is the edge or a tensor.
     let edge = if EDGE.load(Relaxed) == THIRD { third } else { second };
     if !edge.is_multiple_of(8) || (EDGE.load(Relaxed) != UNKNOWN && !(stack..stack + FRAME).contains(&edge)) {
         return None;

@@ -127,7 +127,7 @@ fn find_path(memory: &impl Memory, header: u16, examples: &[Example]) -> Option<
 const TO_GRADIENT: &[u32] = &[0, 1, 2, 3, 4];
 const TO_LEAF: &[u32] = &[0, 3, 4];
 
-/// Returns the address to which steps of the diagram lead from a node; `None` while a word on the way is 0.
+/// Returns the address to which `steps` (arrows of the diagram) lead from a node; `None` while a word on the way is 0.
 fn follow(memory: &impl Memory, node: u64, steps: &[u32]) -> Option<u64> {
     let path = PATH.load(Relaxed);
     let offset = |step: u32| (path >> ((4 - step) * BITS) & ((1 << BITS) - 1)) as u16;

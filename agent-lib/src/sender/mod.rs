@@ -88,7 +88,7 @@ struct Sender {
     /// Time at which the additional recording ends; 0 for no limit.
     record_until_ns: u64,
     window: Option<record::StepWindow>,
-    /// File of a recording that ended by itself at its limit. Kept as the reply to the program's request to end it.
+    /// File of a recording that has ended at a limit, kept for the reply to the program's request to end the recording.
     ended: Option<PathBuf>,
     client: Client,
     torch: Health,

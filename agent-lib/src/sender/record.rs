@@ -301,7 +301,7 @@ impl Sender {
         }
     }
 
-    /// Begins or ends withholding records, as the program and the daemon request it.
+    /// Begins or ends muting (records are withheld), as the program and the daemon request it.
     pub(super) fn apply_mute(&mut self) {
         let muted = recordings::is_muted() || self.muted_by_daemon;
         match (self.progress.muted_since, muted) {

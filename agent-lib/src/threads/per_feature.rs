@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering:
 /// Number of entries in a thread's cache of callers: a power of two.
 pub(crate) const REMEMBERED: usize = 32;
 
-/// Cached result of a search for the library that made a driver call. It applies again if the same words are at the same places
-/// of the stack.
+/// Cached result of a search for the library that made a driver call. It is used again if the stack has the same words at the
+/// same places.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct CachedCaller {
     pub(crate) start: usize,
@@ -33,11 +33,11 @@ pub(crate) struct Callers {
 pub(crate) struct AutogradThread {
     /// Tag of the scope that was open when the running node began.
     pub(crate) scope: AtomicU32,
-    /// Number of the running node; 0 if no node runs, `UNNAMED` if the node's number is unknown.
+    /// Identity (`sequence::Node`) of the running node; 0 if none runs, `UNNAMED` if it cannot be read.
     pub(crate) running: AtomicU64,
     /// PyTorch's id of the thread; 0 until it was read.
     pub(crate) id: AtomicU64,
-    /// Number of the node that ended last on the thread; 0 for none.
+    /// Value of `running` for the node that ended last on the thread; 0 for none.
     pub(crate) last: AtomicU64,
     /// Address of the running node if it accumulates a gradient, with the flag `gradient::NESTED`; else 0.
     pub(crate) accumulating: AtomicU64,

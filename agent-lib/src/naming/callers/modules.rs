@@ -247,7 +247,7 @@ const FORK_RETRIES: u32 = 1 << 14;
 /// Whether the forking thread holds the lock `GATE`.
 static HELD: AtomicBool = AtomicBool::new(false);
 
-/// Waits until no thread is inside of dl_iterate_phdr, and keeps others out.
+/// Takes `GATE` before a fork: waits until no thread is inside of dl_iterate_phdr, and keeps other threads out.
 pub(crate) fn before_fork() {
     for _ in 0..FORK_RETRIES {
         if !GATE.swap(true, Acquire) {
@@ -381,7 +381,7 @@ impl Registry {
     }
 }
 
-/// Reports the paths of libraries that callbacks met before the table had them. `starts`: mapped files by start address.
+/// Reports the paths of libraries that callbacks numbered before the table had them. `starts`: mapped files by start address.
 fn report_new_libraries(core: &Core, starts: &[(usize, &'static Library)]) {
     for new in &NEW_LIBRARIES {
         let (start, id) = (new.start.load(Acquire), new.id.load(Acquire));

@@ -50,7 +50,7 @@ struct Entry {
     kind: AtomicU64,
     /// Address of a type derived from `kind` that the module had later: torch changes the class of sharded modules.
     derived: AtomicU64,
-    /// Address of the parent module; 0 for none; the module's own address if it was generated.
+    /// Address of the parent module; 0 without a parent; the module's own address if a compiler generated it.
     parent: AtomicU64,
     /// Position of the module's name: offset << 16 | length.
     name: AtomicU64,
@@ -372,7 +372,7 @@ impl Modules {
         true
     }
 
-    /// Writes an entry; returns false if there is no free one near the hashed position.
+    /// Writes an entry for `object`; returns false if there is no free entry near the hashed position.
     fn put(&self, places: &[Entry], object: u64, fields: [u64; 6]) -> bool {
         let is_free = |place: &&Entry| place.object.load(Relaxed) <= GONE;
         let Some(place) = Self::probes(places, object).find(is_free) else { return false };

@@ -143,7 +143,7 @@ impl Live {
         unsafe { (self.chunks.get_unchecked(at), self.rows.as_ptr().add(at * KEYS)) }
     }
 
-    /// Finds the row of `hash`; returns its distance from home and its place.
+    /// Finds the row whose key has this hash; returns its distance from the home chunk, in chunks, and its place.
     #[inline(always)]
     fn find(&self, hash: u64) -> Option<(usize, RowLocation)> {
         for (distance, at) in self.walk(hash) {

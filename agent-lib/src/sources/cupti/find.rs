@@ -25,7 +25,7 @@ pub(crate) fn candidates(settings: &Settings, driver_version: Option<u32>) -> Ve
     let mut found: Vec<PathBuf> =
         objects.iter().filter(|path| name_of(path).starts_with("libcupti.so")).cloned().collect();
     let newest = driver_version.map_or(u32::MAX, |version| version / 1000);
-    // The major version of the program's own CUDA runtime comes first.
+    // A libcupti with the major version of the program's own CUDA runtime is tried first.
     let own = objects
         .iter()
         .find_map(|path| name_of(path).strip_prefix("libcudart.so.")?.split('.').next()?.parse().ok());

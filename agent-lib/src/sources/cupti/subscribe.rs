@@ -47,7 +47,7 @@ static DEVICE_ID: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 #[derive(Debug, Default)]
 struct State {
     subscription: Option<(Api, Handle)>,
-    /// Whether the callbacks have stopped without notice; the handle is not used again then.
+    /// Whether callbacks have stopped without notice. Then the subscription's handle is not used again.
     lost: bool,
     /// Number that identifies the subscription; increases when one begins or ends.
     number: u64,

@@ -61,8 +61,8 @@ functions! { CORE2;
     core2::DOMAIN_DESTROY => destroy(_domain: usize) -> () { () }
 }
 
-/// Runs `work` with the domain's owner number, or returns `absent` if ranges of the domain do not count. `place` is the name for
-/// injected faults.
+/// Runs `work` with the domain's owner number; returns `absent` if ranges of the domain do not count. `place` is the name of the
+/// injection point for test faults.
 #[inline(always)]
 fn within<T: Copy>(
     place: &str,

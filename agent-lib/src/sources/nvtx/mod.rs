@@ -156,7 +156,7 @@ const PLACES: usize = 64;
 
 /// Id of the last range. Ids are never 0, which NVTX treats as no range.
 static LAST: AtomicU64 = AtomicU64::new(0);
-/// Id << 32 | tag of each open range of the process; 0 while free.
+/// For each open range of the process, id << 32 | tag; 0 for a free entry.
 static OPEN: [AtomicU64; PLACES] = [const { AtomicU64::new(0) }; PLACES];
 /// Tag that the process had before the first of the open ranges began.
 static OUTSIDE: AtomicU32 = AtomicU32::new(0);

@@ -47,7 +47,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::*};
 /// Maximum distance, in bytes, of the stack pointers at a call of cudaEventRecord in insert_events and at the report. Measured:
 /// 224 in 2.15.0, 208 in 2.4.1 (840 and 836 frees), about that in 2.0.1 and 2.8.0. 1.13.1 has no such slots.
 const SPAN: usize = 1024;
-/// Return addresses of calls in PyTorch's code that record other events.
+/// Return addresses of calls in PyTorch's code that record events which do not belong to frees.
 static OTHER_SITES: [AtomicUsize; 8] = [const { AtomicUsize::new(0) }; 8];
 /// cudaErrorUnknown: the result if there is no original function. Such a slot is never replaced.
 const UNKNOWN: c_int = 999;
