@@ -209,7 +209,7 @@ exports! {
         (); |_, _| run::report_roles(state, text!(reason))
     }
     /// Prepares the adoption of memory that PyTorch had before the agent (sources/torch/adopt.rs). Called before PyTorch's list
-    /// is requested. Returns 0 if PyTorch had no such memory, or while adoption is impossible.
+    /// is requested. Returns 0 if no CUDA context is older than the agent, or while adoption is impossible.
     gpumem_adoption_begins as adoption_begins() -> c_int { 0; |core, _| c_int::from(core.adoption_begins()) }
     /// Adopts the entries of PyTorch's list, four numbers each: device, kind (sources/torch/adopt.rs), address, bytes. Returns 0
     /// if the list must be requested again.

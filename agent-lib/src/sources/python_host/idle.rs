@@ -4,7 +4,7 @@
 //! call, as a server does, runs no statement. Once nothing was recorded for a while, a thread of the agent takes the
 //! interpreter's lock, runs `idle` (`_core.py`) and ends. The sender never waits for that lock.
 //!
-//! An interpreter that ends also ends (`pthread_exit`) or blocks each thread that requests its lock. So this is no
+//! An interpreter that ends also ends (`pthread_exit`) or blocks each thread that requests its lock. So this thread is not a
 //! `std::thread`, its functions may be unwound (`C-unwind`), and nothing on its stack has a destructor.
 
 use crate::driver::core::Core;
