@@ -128,7 +128,7 @@ mod tests {
             ("Net", None),
             ("Other/head", None),
             ("", None),
-            // The same with scopes in front of the path.
+            // With scopes in front.
             ("step/Net/head", Some("step/Net/head.1")),
             ("a/b/Net/h.1/bias", Some("a/b/Net/h.0/bias")),
             ("Net/x/Net/head", None),
