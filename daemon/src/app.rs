@@ -32,8 +32,8 @@ use std::time::Duration;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{Notify, mpsc};
 
-/// Capacity of the queue from sources to the aggregator, in batches of up to 60 KiB: 4 MiB at most. A source waits while the
-/// queue is full.
+/// Capacity of the aggregator's inbox (the queue from sources), in batches of up to 60 KiB: 4 MiB at most. A source waits while
+/// the inbox is full.
 const INBOX: usize = 64;
 /// Interval at which facts about processes, such as command lines, are read in the background.
 const FACTS_INTERVAL: Duration = Duration::from_millis(500);

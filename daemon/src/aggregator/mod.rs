@@ -40,7 +40,7 @@ const WATCHED_NS: u64 = 10_000_000_000;
 /// Interval (ns) for writing the runs of new processes for the first time. It is short, so that such a run is not lost if the
 /// daemon is killed.
 const FIRST_CHECKPOINT_NS: u64 = 500_000_000;
-/// The changed run of a process without an agent is written only at each checkpoint whose number is a multiple of this.
+/// Number of checkpoints after which changed runs of processes without an agent are written. Others are written at each one.
 const UNCOVERED_ROUNDS: u64 = 3;
 /// Interval (ns) for comparing the wall clock with CLOCK_MONOTONIC. If their difference has changed by more than [`JUMP_NS`], the
 /// wall time is recorded again (an anchor).
@@ -143,7 +143,7 @@ pub struct Aggregator {
     published_ns: u64,
     /// Whether the ledger has changed since the last snapshot.
     changed: bool,
-    /// Wall clock minus CLOCK_MONOTONIC (ns), and the time at which both were last compared (0: an anchor must be recorded).
+    /// First field: wall clock minus CLOCK_MONOTONIC (ns). Second: time of that comparison; 0: the next tick records an anchor.
     wall_offset_ns: i128,
     anchored_ns: u64,
     /// Times (ns, CLOCK_MONOTONIC) at which changed runs (first field) and new runs (second) were last queued for writing.
@@ -151,7 +151,7 @@ pub struct Aggregator {
     first_ns: u64,
     /// Number of checkpoints so far. Runs without an agent are written at every [`UNCOVERED_ROUNDS`]th one.
     round: u64,
-    /// Times (ns, CLOCK_MONOTONIC) at which all changed runs were last queued, and at which the last heartbeat was sent.
+    /// Times (ns, CLOCK_MONOTONIC) at which all changed runs were last queued (first field), and the last heartbeat was sent.
     complete_ns: u64,
     heartbeat_ns: u64,
     roll: Roll,
@@ -160,7 +160,7 @@ pub struct Aggregator {
     deferred: DeferredBatches,
     boot_id: String,
     counters: NodeCounters,
-    /// Channel for counts that an earlier daemon stored about processes that are new to this one.
+    /// Channel for numbers of records that an earlier daemon stored about processes that are new to this one.
     earlier_counts: (UnboundedSender<EarlierCounts>, UnboundedReceiver<EarlierCounts>),
     /// Numbers of records that the ledger had refused, because of its limits, at the last snapshot.
     refused: RefusedRecords,
@@ -431,7 +431,7 @@ impl Aggregator {
         }
         let is_open = match record.body {
             Body::ProcessSample { used_bytes, absence, .. } => {
-                // A reason for a missing value is noted as an impossible number of bytes, so that a change of reason is noticed.
+                // Unknown bytes are stored as an impossible number that encodes the reason, so that a change of reason is noticed.
                 let absence = u64::MAX - u64::from(absence.to_code());
                 self.processes.note_reading(key, 0, device, used_bytes.0.or(Some(absence)))
             }

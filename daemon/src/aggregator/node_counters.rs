@@ -23,8 +23,8 @@ pub(super) struct NodeCounters {
 #[derive(Debug, Clone, Default)]
 struct Seen {
     lost: u64,
-    /// Number of failed allocations of each out-of-memory event. An event is identified by its account and its first failure's
-    /// time.
+    /// Number of failed allocations of each out-of-memory event. Key: index of the event's account (the process on one device) and
+    /// time of its first failure (ns).
     ooms: BTreeMap<(usize, u64), u64>,
 }
 

@@ -27,13 +27,13 @@ pub(crate) enum Due {
 struct Entry {
     agents: u32,
     had_agent: bool,
-    /// Whether the driver's accounting mode has reported a peak of the process. Then a final peak follows after the end.
+    /// Whether the driver's accounting mode has reported the process's peak memory. Then a final peak follows after its end.
     is_accounted: bool,
     /// End of the process: its time (ns, CLOCK_MONOTONIC) and the exit status, if known.
     gone: Option<(u64, Option<u64>)>,
     /// Whether the process has new data since its run was last written.
     changed: bool,
-    /// Latest value of each reading, with the kind of reading and the slot of the device.
+    /// Latest value of each reading, keyed by kind of reading and number (slot) of the device.
     readings: Vec<((u8, u8), Option<u64>)>,
     /// Whether the run of the process has never been written.
     is_new: bool,
@@ -42,12 +42,12 @@ struct Entry {
     /// Time at which a process list first named the process (ns, CLOCK_MONOTONIC). Only set if its start time is unknown.
     missed_ns: Option<u64>,
     /// Whether a list made after `missed_ns` also names the process. Then it runs in a PID namespace that is not visible here.
-    /// Otherwise it may have ended before /proc was read, and its agent's hello may follow.
+    /// Otherwise it may have ended before /proc was read, and its agent's first record (hello) may follow.
     is_listed_again: bool,
 }
 
 impl Entry {
-    /// Returns whether the hello of an agent may still supply the missing start time.
+    /// Returns whether an agent's first record (hello) may still supply the missing start time.
     fn may_be_identified(&self, key: &ProcessKey) -> bool {
         key.start_ticks == 0 && !self.is_listed_again
     }
@@ -65,7 +65,7 @@ pub(crate) struct ProcessTable {
     /// Time at which each process in `closed` ended (ns, CLOCK_MONOTONIC).
     ended_ns: BTreeMap<ProcessKey, u64>,
     /// Processes whose end was reported before any other record, oldest first, with time and exit status. Other records may still
-    /// arrive: the hello of an agent, or a sample that listed the process while it ran.
+    /// arrive: an agent's first record (hello), or a sample that listed the process while it ran.
     early: VecDeque<(ProcessKey, u64, Option<u64>)>,
     /// Processes without a start time, by device slot; and whether the list that is being read names them. They ended before
     /// /proc was read, or are in a PID namespace that is not visible here. No pidfd reports their end.
@@ -75,8 +75,8 @@ pub(crate) struct ProcessTable {
 }
 
 impl ProcessTable {
-    /// Stores the value of a reading, and marks the run of the process as changed if the value has changed. `kind` distinguishes
-    /// the readings of one device. Returns false if the run is closed.
+    /// Stores the value of a reading. If it differs from the previous value, marks the run of the process as changed. `kind` and
+    /// `device` identify the reading. Returns false if the run is closed.
     pub(crate) fn note_reading(&mut self, key: ProcessKey, kind: u8, device: u8, value: Option<u64>) -> bool {
         let Some(entry) = self.processes.get_mut(&key) else { return self.mark_changed(key) };
         match entry.readings.iter_mut().find(|(known, _)| *known == (kind, device)) {
@@ -116,7 +116,7 @@ impl ProcessTable {
         true
     }
 
-    /// Begins another run of a closed process, because the hello of its agent was read late. The store joins both runs. Returns
+    /// Begins another run of a closed process, because its agent's hello was read late. The store joins both runs. Returns
     /// whether records of the process are accepted now.
     pub(crate) fn reopen(&mut self, key: ProcessKey) -> bool {
         self.ended_ns.remove(&key);
@@ -168,7 +168,7 @@ impl ProcessTable {
             .unwrap_or(key)
     }
 
-    /// Notes that the process list of a device names `key`. The list was made at `listed_ns` and received at `now_ns`.
+    /// Records that NVML's process list of a device contains `key`. The list was made at `listed_ns` and received at `now_ns`.
     pub(crate) fn list_names(&mut self, device: u8, key: ProcessKey, listed_ns: u64, now_ns: u64) {
         if key.start_ticks != 0 {
             return;
@@ -223,7 +223,7 @@ impl ProcessTable {
     /// Removes and returns the processes whose runs can be closed. The grace period after the end of a process depends on its
     /// agents:
     /// - Connected: ten times `grace_ns`. Thousands may end at once, and all records of each are read before its connection ends.
-    /// - No longer connected, or in a PID namespace that is not visible here: none.
+    /// - No longer connected, or in a PID namespace that is not visible here: no grace period.
     /// - Listed after its end, without a start time: ten times `grace_ns`, because the hello of its agent may identify it.
     /// - Never connected: a tenth of `grace_ns`. A list may name a short program that ends while its hello waits to be read.
     pub(crate) fn take_ended(&mut self, now_ns: u64, grace_ns: u64) -> Vec<(ProcessKey, u64, Option<u64>)> {

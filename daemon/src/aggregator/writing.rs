@@ -106,7 +106,7 @@ impl Aggregator {
         }
     }
 
-    /// Hands runs to the store, except those of processes that never used a device. Returns the processes of the other runs.
+    /// Hands runs to the store, except those of processes that never used a device. Returns the processes of the runs handed over.
     fn store_runs(&mut self, mut runs: Vec<(ProcessKey, Run)>, is_final: bool) -> Vec<ProcessKey> {
         runs.retain(|(_, run)| worth_keeping(run));
         let store = |(key, run)| {
@@ -163,7 +163,7 @@ pub(super) struct Roll {
 }
 
 impl Roll {
-    /// Sets the period. The next parts end when the new period ends.
+    /// Sets the period (the length of a part). The next parts end when the new period ends.
     pub(crate) fn set(&mut self, period: Option<Duration>, wall_ns: i128) {
         if period == self.period {
             return;

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 enum Effect {
     Reload,
     Restart,
-    /// The key is a section with these keys.
+    /// The key is a section that has these keys, each with the effect of its change.
     Section(&'static [(&'static str, Effect)]),
 }
 

@@ -37,8 +37,8 @@ pub(crate) enum AgentSlotsFull {
 pub(crate) enum HelloTimeout {
     /// The whole timeout, [`AgentLimits::hello`].
     Whole,
-    /// The short timeout, [`BRIEF_TIMEOUT`], because the slots with the whole timeout are taken. A program may be interrupted between
-    /// connect(2) and its hello, and a very short program does not connect again.
+    /// The short timeout, [`BRIEF_TIMEOUT`], because the slots with the whole timeout are taken. A program may be interrupted
+    /// between connect(2) and its hello, and a very short program does not connect again.
     Brief,
 }
 

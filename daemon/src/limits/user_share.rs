@@ -32,7 +32,7 @@ struct UserAccount {
 #[derive(Debug)]
 struct Debt {
     time: Duration,
-    /// Time at which `time` was last reduced.
+    /// Time at which `time` (the processor time owed) was last reduced.
     paid: Instant,
 }
 

@@ -34,7 +34,7 @@ fn received_before(before: &Run, now: &Run) -> u64 {
     }
 }
 
-/// Returns the number of records in a run and its earlier parts, received or lost.
+/// Returns the number of records, received or lost, of a run and its earlier parts.
 fn seen(run: &Run) -> u64 {
     let coverage = &run.coverage;
     let before = coverage.part.map_or(0, |part| part.events_before);
@@ -79,7 +79,7 @@ fn same_part(before: &Run, now: &Run) -> Run {
 fn joined_coverage(mut then: Coverage, mut now: Coverage, known: u64) -> Coverage {
     now.lost = now.lost.saturating_sub(known);
     now.partial_history = now.partial_state || now.lost > 0;
-    // An agent reports a window without records that is still open to each daemon, so it may be in both runs.
+    // A period without records that has not ended is reported to each daemon, so both runs may have it.
     let is_in_both = |window: &&BlindWindow| now.blind.iter().any(|other| other.from_ns == window.from_ns);
     let again = then.blind.iter().filter(is_in_both).count() as u64;
     let programs = now.programs.clone();

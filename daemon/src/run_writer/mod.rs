@@ -47,7 +47,7 @@ const RETRY: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(60);
 /// Maximum number of stored runs that a search reads, newest first.
 const SEARCHED: usize = 4096;
-/// Maximum number of runs that a search returns, and of their bytes.
+/// Maximum number of runs that a search returns, and of their bytes in total.
 const FOUND: usize = 256;
 const FOUND_BYTES: usize = 32 << 20;
 
@@ -61,7 +61,7 @@ pub(crate) type RunFilter = Box<dyn Fn(&Run) -> bool + Send>;
 enum WriterRequest {
     Write,
     SetRetention(Retention),
-    /// All changes of runs until this time (ns, CLOCK_MONOTONIC) have been queued.
+    /// Record that unchanged runs are still open. Changes of runs until this time (ns, CLOCK_MONOTONIC) have been queued.
     Heartbeat(u64),
     Find {
         filter: RunFilter,
@@ -86,9 +86,9 @@ enum WriterRequest {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct EarlierCounts {
     pub key: ProcessKey,
-    /// Number of ordered records that the earlier daemon received.
+    /// Number of records with a sequence number that the earlier daemon received.
     pub events: u64,
-    /// Number of ordered records that the earlier daemon counted as lost.
+    /// Number of records with a sequence number that the earlier daemon counted as lost.
     pub lost: u64,
     /// Last program that the process ran, as far as the earlier daemon knew.
     pub program: Option<Program>,
@@ -115,7 +115,7 @@ pub struct Status {
     pub oldest: Duration,
     /// Whether `oldest` is more than twice the interval for writing runs.
     pub is_late: bool,
-    /// Duration of the present disk operation if the thread counts as stuck; otherwise `None`.
+    /// Duration of the present disk operation if the writing thread counts as stuck; otherwise `None`.
     pub stuck: Option<Duration>,
     /// Size of the store's file in bytes, as last read.
     pub bytes: u64,
@@ -152,7 +152,7 @@ struct Shared {
 pub(crate) struct LedgerBacklog {
     /// Number of changed runs that wait in the ledger.
     pub runs: usize,
-    /// Time since which the oldest of them waits; `None` if none waits.
+    /// Time since which the oldest changed run waits in the ledger; `None` if none waits.
     pub since: Option<Instant>,
     /// Interval for writing runs to the store.
     pub checkpoint: Duration,
@@ -233,7 +233,7 @@ impl RunWriter {
         self.shared.stats.add(Count::StoreDropped, lost);
     }
 
-    /// Returns how many runs can be handed over now. Further ones are dropped; dropped ended runs are counted. While the store
+    /// Returns how many runs can be handed over now. Further runs are dropped; dropped ended runs are counted. While the store
     /// fails, any number of ended runs can be handed over, because the caller cannot keep them.
     pub(crate) fn room(&self) -> Room {
         let room = lock(&self.shared.queue).room();
@@ -321,7 +321,7 @@ async fn answer<T>(reply: oneshot::Receiver<T>) -> Option<T> {
 struct WriterThread {
     path: PathBuf,
     store: Option<Store>,
-    /// Runs that are being written, by the uid of the process's life.
+    /// Runs whose final state is not written yet, keyed by the text (uid) that identifies a process's whole life.
     open: HashMap<String, OpenRun>,
     retry: Duration,
     next_try: Instant,

@@ -26,14 +26,14 @@ const TURN: Duration = Duration::from_millis(20);
 const PAUSE: Duration = Duration::from_millis(100);
 /// Maximum number of free database pages that are returned to the file system in a turn.
 const PAGES: u32 = 256;
-/// Free pages that stay in the file for future runs, as a fraction of the file's size (one in `SLACK`). The file shrinks only
-/// beyond it.
+/// Free bytes that stay in the file for future runs: the file's size divided by this, and at least [`LEAST_SLACK`]. If more are
+/// free, the file shrinks.
 const SLACK: u64 = 16;
 const LEAST_SLACK: u64 = 1 << 20;
 
 /// A larger change of the wall clock against the boot clock is a jump. A correction by a time server is smaller.
 const JUMP: Duration = Duration::from_secs(60);
-/// A longer gap between two writes makes the wall clock doubtful; it stays doubtful for the same time.
+/// After a longer gap between two writes, the wall clock is doubtful until it is this far beyond the end of the gap.
 const GAP: Duration = Duration::from_secs(7 * 86_400);
 
 /// Reason why no run is deleted for its age although some are old by the wall clock.
@@ -81,8 +81,8 @@ impl ClockWatch {
         jumps
     }
 
-    /// Returns why ages by the wall clock are not trusted; `None` if they are. `written`: times of writes in any order, in s
-    /// since 1970.
+    /// Returns why ages by the wall clock are not trusted; `None` if they are. `least`: required time without a jump.
+    /// `written`: times of writes in any order, in s since 1970.
     fn doubt(&self, wall_s: i64, up: Duration, least: Duration, written: &[i64]) -> Option<Doubt> {
         let steady = up.saturating_sub(self.steady_since);
         if steady < least {
@@ -122,7 +122,7 @@ pub(super) struct Sweeper {
     plan: Plan,
     /// If the store was too large: size in bytes down to which runs are deleted.
     target_bytes: Option<u64>,
-    /// Number of runs deleted since the last log line: for their age, and for the store's size.
+    /// Numbers of runs deleted since the last log line: first for their age, then for the store's size.
     deleted: [u64; 2],
     /// Whether the store is larger than its limit although no run in it may be deleted.
     pub(super) is_too_large: bool,

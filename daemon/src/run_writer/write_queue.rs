@@ -51,7 +51,7 @@ pub(crate) struct Room {
 pub(super) struct WriteQueue {
     runs: BTreeMap<u64, Arc<QueuedRun>>,
     next: u64,
-    /// Position of the newest state of each process's life, by uid, unless that state ends a part (rolled).
+    /// Position in `runs` of each process's newest state, by uid, unless that state ends a part of a long run (rolled).
     positions: HashMap<String, u64>,
     /// Estimated memory of the queued runs, in bytes.
     bytes: usize,

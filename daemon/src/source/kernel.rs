@@ -51,7 +51,7 @@ struct State {
     notes: VecDeque<Note>,
     /// Control group named by the preceding line of the log. Older kernels write that line without a pid.
     group: Option<String>,
-    /// Kills in the control groups of each process when it began.
+    /// Number of kills in each control group of a process, as counted when the process began.
     kills: BTreeMap<ProcessKey, Vec<GroupKills>>,
 }
 
@@ -65,7 +65,7 @@ struct Note {
     killed: Option<&'static str>,
     /// Control group whose limit was the cause.
     group: Option<String>,
-    /// Memory limit of that group.
+    /// Memory limit of `group`.
     limit_bytes: Option<u64>,
     /// Number of the fault that the GPU driver reported (Xid).
     xid: Option<u64>,

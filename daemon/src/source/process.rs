@@ -126,7 +126,7 @@ struct Entry {
 pub struct EndedProcess {
     /// The process.
     pub key: ProcessKey,
-    /// Its facts.
+    /// Facts of the process, such as user and command.
     pub facts: Arc<Facts>,
     proc: PathBuf,
     pidfd: Option<OwnedFd>,

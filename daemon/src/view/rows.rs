@@ -156,7 +156,7 @@ pub(super) struct ConsistentSample<'a> {
     pub sample: Option<&'a ClosedSample>,
     /// Reason why there is no sample.
     pub absence: Option<&'static str>,
-    /// Tracked bytes in total and of each cell of the process: at the time of the sample if they were known then, else now.
+    /// Tracked bytes in total and of each cell (one tag, role and pool): at the sample if they were known then, else now.
     pub tracked: (i64, &'a [i64]),
 }
 

@@ -9,7 +9,7 @@ use gpumem_report::text::{self, Layout};
 use gpumem_report::{GroupBy, Report};
 use std::sync::Arc;
 
-/// Writes a report in a format. The flag is for texts: whether to show small categories too.
+/// Function that writes a report in one format. The flag, for texts only: whether to show small categories too.
 pub(crate) type Format = fn(&Report<'_>, bool) -> String;
 
 /// Returns the report of a process; `None` if it has no run.

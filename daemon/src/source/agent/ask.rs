@@ -45,7 +45,7 @@ pub(super) struct Question {
     /// Process that requests the report.
     pub key: ProcessKey,
     pub uid: u32,
-    /// Which report it requests.
+    /// Kind of report that the process requests.
     pub what: AskKind,
     pub options: String,
 }

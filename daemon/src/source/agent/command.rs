@@ -52,7 +52,7 @@ pub(super) struct AgentHandle {
     last_seq: Arc<AtomicU64>,
 }
 
-/// Receiving ends of an [`AgentHandle`], held by the connection.
+/// Receiving ends of the channels of an [`AgentHandle`], held by the agent's connection.
 #[derive(Debug)]
 pub(super) struct CommandInbox {
     pub commands: mpsc::Receiver<QueuedCommand>,

@@ -83,11 +83,11 @@ async fn inherit(
 struct Connection {
     agents: Arc<Agents>,
     peer: Peer,
-    /// The agent's shared memory; `None` while or after its records are read.
+    /// The agent's shared memory; `None` while and after the daemon reads unsent records from it.
     memory: Option<Memory>,
     /// Checks the agent's packets.
     checker: PacketChecker,
-    /// Number of the agent's last resync (the agent resends its whole state).
+    /// Number of the last resync that was requested (the agent resends its whole state).
     epoch: u64,
     rate_limit: RateLimit,
     /// Whether the process table has the process and will report its end.

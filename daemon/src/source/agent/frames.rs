@@ -17,10 +17,10 @@ const MAX_DEVICES: usize = 64;
 pub(crate) enum Fault {
     #[error("{0}")]
     Framing(frame::Error),
-    /// Record of this kind with invalid text or a tag that is too long.
+    /// A record of the kind with this number has invalid text or a tag that is too long.
     #[error("record kind {0} has an invalid payload")]
     Payload(u8),
-    /// Record of this kind whose time is too far in the future.
+    /// The time of a record is too far in the future.
     #[error("a record of kind {kind} is {ahead_ms} ms ahead of the clock")]
     Time {
         kind: u8,
@@ -46,7 +46,7 @@ pub(crate) struct PacketCounts {
     pub forbidden: u64,
     /// Number of skipped records: definitions of devices beyond the limit, or with another UUID for a known slot.
     pub devices: u64,
-    /// Number of costly records, for which the ledger walks most data of the process.
+    /// Number of costly records: for each, the ledger walks most data of the process.
     pub costly: u64,
 }
 
@@ -95,11 +95,11 @@ pub(crate) struct PacketChecker {
     /// Whether sequence numbers were skipped and no complete resync followed, or a resync is incomplete. Then the live table in
     /// the agent's memory has data that the received records lack.
     pub has_gaps: bool,
-    /// Added to every time of the peer, in ns, because the peer may live in another time namespace.
+    /// Number of ns added to every time of the peer, because the peer may live in another time namespace.
     rebase_ns: i64,
     /// UUID of each device slot that the agent has defined.
     devices: [Option<[u8; 16]>; MAX_DEVICES],
-    /// Number of bytes allocated in each slot since NVML was last asked to query the device.
+    /// Number of bytes allocated on the device of each slot since NVML was last asked to query it.
     grown: [u64; MAX_DEVICES],
     /// Bit set of slots whose device NVML should query; emptied by [`PacketChecker::take_hints`].
     hints: u64,
@@ -194,7 +194,7 @@ impl PacketChecker {
         }
     }
 
-    /// Handles records after which NVML's last reading of a device is outdated: requests a hint for the device.
+    /// Handles records after which NVML's last reading of a device is outdated: marks the device for NVML to query.
     fn note_growth(&mut self, kind: u8, slot: &Slot) {
         let device = slot[61];
         if device == NONE_DEVICE || usize::from(device) >= MAX_DEVICES {

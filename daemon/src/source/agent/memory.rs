@@ -59,7 +59,7 @@ impl Memory {
         if fixed(&now) == fixed(&self.header) { Ok(now) } else { Err(MemoryError::Changed) }
     }
 
-    /// Reads names from this byte of the names on.
+    /// Fills `buffer` with names (of tags, for example). `offset`: number of bytes of the names before it.
     pub(crate) fn names(&self, offset: u64, buffer: &mut [u8]) -> Result<(), MemoryError> {
         let start = self.header.names_offset().ok_or(layout::Error::Size)?;
         read_exact(&self.file, buffer, start + offset)

@@ -165,7 +165,7 @@ impl Agents {
         }
     }
 
-    /// Sets the limits of connections accepted from now on.
+    /// Sets the limits for connections that are accepted later.
     pub(crate) fn set_limits(&self, limits: AgentLimits) {
         *lock(&self.limits) = limits;
     }

@@ -9,7 +9,7 @@ use crate::source::frame_of;
 use gpumem_wire::layout::Header;
 use gpumem_wire::{Body, Flags, SLOT_BYTES, Slot, Stamp, frame};
 
-/// Maximum number of ring slots or live rows read at a time (256 KiB).
+/// Maximum number of ring records, or of rows (live allocations), read at a time (256 KiB).
 const PIECE: u64 = 4096;
 /// Maximum number of bytes of names read at a time, about one packet.
 const NAMES: usize = 60 << 10;
@@ -32,7 +32,7 @@ pub(crate) struct UnsentRecords {
     step: Step,
     /// Maximum number of live rows held in memory.
     max_rows: usize,
-    /// Number of live rows above that maximum, which are only counted.
+    /// Number of live rows above `max_rows`, which are only counted.
     dropped: u64,
 }
 

@@ -7,7 +7,7 @@ const KEPT: usize = 300;
 /// Event that a line reports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum LogEvent {
-    /// A process was killed for lack of host memory. `in_group`: whether due to a control group's limit, if the line has that.
+    /// A process was killed for lack of host memory. `in_group`: whether a group's limit was the cause, if known.
     Killed { pid: u32, in_group: Option<bool> },
     /// A process is about to be killed. `group`: the control group at its limit; `None`: the machine's memory is full.
     Constraint { pid: u32, group: Option<String> },

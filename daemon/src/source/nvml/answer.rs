@@ -203,7 +203,7 @@ pub(crate) struct HealthEventKind {
     pub bit: u64,
     /// Name in metric labels.
     pub name: &'static str,
-    /// Text for the user.
+    /// Description of the event for the user.
     pub text: &'static str,
     /// Whether the GPU or its memory is unreliable after such an event until it is reset.
     pub is_grave: bool,

@@ -27,7 +27,7 @@ struct Hung {
     only_lists: bool,
     /// Time of the next probe (ns).
     next_probe_ns: u64,
-    /// Interval before that probe, in seconds.
+    /// Interval before the next probe, in seconds.
     wait_s: u64,
     /// Whether the device has answered a probe, while a complete reading has not followed yet.
     is_back: bool,
@@ -69,7 +69,7 @@ struct Probe {
     target: Target,
 }
 
-/// Which calls of the device have returned to a probe.
+/// Result of a probe: which calls of the hung device have returned.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ProbeResult {
     /// All tried calls have returned.

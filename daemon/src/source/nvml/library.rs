@@ -46,7 +46,7 @@ pub(crate) struct Device {
     pub facts: Facts,
 }
 
-/// What is known of an opened library without further calls. It never changes; see [`Gpus::has_changed`].
+/// Devices and properties read when the library was opened. Never changed afterwards; see [`Gpus::has_changed`].
 #[derive(Debug, Clone)]
 pub(crate) struct Inventory {
     /// Devices in NVML's order.
@@ -105,7 +105,7 @@ struct EventWatch {
     handle: Handle,
     /// Number of the event set for [`Raw::event`], while the GPU is watched.
     set: Option<usize>,
-    /// Number of calls to skip before the next attempt to watch this GPU.
+    /// Number of polls for events to skip before the next attempt to watch this GPU.
     pause: u32,
 }
 

@@ -31,7 +31,7 @@ use std::process::ExitCode;
 
 /// First interval before the library is opened again after a failure (ns); doubled each time.
 const RETRY_NS: u64 = SECOND;
-/// Maximum of that interval (ns).
+/// Maximum interval before the library is opened again (ns).
 const MAX_RETRY_NS: u64 = 30 * SECOND;
 /// Time after which an opened library counts as working, so that the retry interval starts small again (ns).
 const STABLE_NS: u64 = 10 * SECOND;
@@ -111,7 +111,7 @@ struct Poller {
     has_opened: bool,
     /// Time at which the current library was opened (ns).
     opened_ns: u64,
-    /// Last retry interval (ns).
+    /// Last interval between attempts to open the library (ns).
     wait_ns: u64,
     state: LibraryState,
     out: FrameWriter,

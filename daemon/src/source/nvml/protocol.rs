@@ -35,7 +35,7 @@ pub(crate) struct Arguments {
     pub no_events: bool,
     /// Call totals from before the process executed itself again.
     pub totals: NvmlCalls,
-    /// Last retry interval (ms) from before the process executed itself again.
+    /// Last interval between attempts to open the library (ms), from before the process executed itself again.
     pub wait_ms: u64,
     /// If set, the child only tries the calls of this device, then ends.
     pub probe: Option<Target>,

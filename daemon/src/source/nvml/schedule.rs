@@ -24,9 +24,9 @@ const CHANGED_GAP_NS: u64 = 200_000_000;
 /// Minimum interval between two lists of a device if they are requested (ns). It is short, because the creation of a context
 /// requests one list before and one after it.
 const REQUESTED_GAP_NS: u64 = 10_000_000;
-/// Maximum lock time that requested lists may borrow (ns): as much as 2 % gives in a second.
+/// Maximum lock time that requested lists may borrow (ns): what a budget of 2 % adds to the bucket in a second.
 const BORROW_NS: i64 = 20_000_000;
-/// A list may be read early at a memory tick, by up to its interval divided by this.
+/// At a memory tick, a list may be read early: by up to its regular interval divided by this number.
 const EARLY_SHARE: u64 = 8;
 /// The memory lane takes at most this fraction of wall time: one divided by this number.
 const MEMORY_SHARE: u64 = 5;
@@ -84,7 +84,7 @@ struct Device {
     list: Retries,
     /// Time at which the device's last list began (ns); 0 if none was read so far.
     listed_ns: u64,
-    /// Used bytes of the device at the time of that list.
+    /// Used bytes of the device at the time of its last list.
     listed_used: Option<u64>,
     /// Used bytes of the device in its latest memory reading.
     used: Option<u64>,

@@ -10,7 +10,7 @@ use gpumem_ledger::DeviceName;
 use gpumem_wire::{Absence, Body, DeviceIdKind, Reading, Stamp};
 use std::io;
 
-/// Expected duration (ns) from which on the begin of a reading is written at once, because the ledger marks its accounts then.
+/// Expected duration (ns) from which on the begin of a reading is written at once: the ledger then records the tracked bytes.
 const SLOW_READING_NS: u64 = 1_000_000;
 /// Interval (ns) for reopening the library while a GPU is lost, because the GPU may have been reset meanwhile.
 const REOPEN_NS: u64 = 300_000_000_000;
@@ -49,7 +49,7 @@ struct DeviceState {
     has_no_limits: bool,
 }
 
-/// Result of the last calls of one kind.
+/// Problem that the last calls of one kind had, if any.
 #[derive(Debug, Default)]
 struct Problem {
     code: Option<Code>,

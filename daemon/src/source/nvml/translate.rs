@@ -30,7 +30,7 @@ struct Readings {
 
 #[derive(Debug, Default)]
 pub(crate) struct PollerState {
-    /// The host's slot for each slot of the poller.
+    /// Number (slot) of each device in the host's records, indexed by the device's slot in the poller's records.
     slots: Vec<u8>,
     totals: NvmlCalls,
     /// Whether to drop records until the next `SampleBegin`, because they belong to an outdated reading.
@@ -41,7 +41,7 @@ pub(crate) struct PollerState {
 pub(crate) struct Translator {
     /// Status of NVML and of all devices that were seen so far. A device's index is its slot in the host's records.
     pub status: NvmlStatus,
-    /// State of the readings, indexed by the host's slot.
+    /// State of the readings of each device, indexed by its slot in the host's records.
     readings: Vec<Readings>,
     /// State of the current poller.
     poller: PollerState,

@@ -39,7 +39,7 @@ use tracing::{debug, info, warn};
 const MAX_UNREAD: usize = 128 * 1024;
 /// First pause before a poller that has ended is replaced; doubled each time.
 const RESTART: Duration = Duration::from_secs(1);
-/// Maximum of that pause.
+/// Maximum pause before a poller that has ended is replaced.
 const MAX_RESTART: Duration = Duration::from_secs(30);
 /// Lifetime after which a poller counts as working, so that the next restart has the first pause.
 const STABLE: Duration = Duration::from_secs(60);
@@ -53,9 +53,9 @@ const DOWN: Duration = Duration::from_secs(1);
 const DOWN_IDLE: Duration = Duration::from_millis(2500);
 /// Age of the poller's records that shows that the daemon was stopped (ns). Normally the records are written within 50 ms.
 const STOPPED_NS: u64 = SECOND * 3 / 10;
-/// Pause for reading agents before such old records are translated.
+/// Pause for reading agents before records older than [`STOPPED_NS`] are translated.
 const AGENTS_FIRST: Duration = Duration::from_millis(250);
-/// Minimum time between two such pauses.
+/// Minimum time between two pauses of [`AGENTS_FIRST`].
 const AGENTS_AGAIN: Duration = Duration::from_secs(2);
 /// Maximum number of stuck pollers that are watched at one time.
 const MAX_STUCK: usize = 4;
@@ -74,8 +74,8 @@ impl Nvml {
     /// records whose reason begins with `nvml: `. Such a record is about a device if its stamp has a device.
     ///
     /// All frames sent to `out` belong to [`gpumem_ledger::Origin::Host`]. The records of one reading are in order and not mixed
-    /// with those of another reading. A long reading begins in an earlier batch than it ends, so that the ledger can mark its
-    /// accounts in time. Each reading that begins also ends, even if its poller is lost. `ProcessFacts` precede a process's
+    /// with those of another reading. A long reading begins in an earlier batch than it ends, so that the ledger can
+    /// record the tracked bytes in time. Each reading that begins also ends, even if its poller is lost. `ProcessFacts` precede a process's
     /// first sample.
     pub fn start(
         settings: NvmlSettings,
@@ -265,7 +265,7 @@ impl Watch {
         Ok(Poller { child, stdin, stdout, call_state, unread: Vec::with_capacity(16 * 1024) })
     }
 
-    /// Stores what a command means for future pollers.
+    /// Stores the effect of a command for pollers that are started later.
     fn note(&mut self, command: Command) {
         match command {
             Command::Release(seconds) => {

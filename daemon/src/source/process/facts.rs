@@ -26,7 +26,7 @@ const ANCESTORS: usize = 64;
 const FILE_BYTES: u64 = 16 * 1024;
 /// Number of retries while the command line is empty (exec in progress).
 const EXEC_TRIES: u32 = 5;
-/// Interval of these retries. An exec takes at most some ms.
+/// Interval between retries of an empty command line. An exec takes at most some ms.
 const EXEC_PAUSE: Duration = Duration::from_millis(5);
 /// Time without an answer after which a thread that reads command lines counts as stuck and is abandoned.
 const STUCK_AFTER: Duration = Duration::from_secs(2);
@@ -42,15 +42,15 @@ pub struct Facts {
     pub command: Option<String>,
     /// Real user id.
     pub uid: Option<u64>,
-    /// Name of that user from /etc/passwd, or its number as text.
+    /// Name of the real user from /etc/passwd, or the user's number as text.
     pub user: Option<String>,
     /// Path of the process's control group.
     pub cgroup: Option<String>,
-    /// Container and job found in the paths of all its control groups.
+    /// Container and job found in the paths of all the process's control groups.
     pub place: CgroupOwner,
-    /// Names of its container in Kubernetes; retried until the kubelet has written them.
+    /// Names of the process's container in Kubernetes; retried until the kubelet has written them.
     pub names: Option<PodNames>,
-    /// Job that a batch system's files assign to its GPUs; empty if an earlier result turned out to be wrong.
+    /// Job that a batch system's files assign to the process's GPUs; empty if an earlier result turned out to be wrong.
     pub mapped_job: Option<String>,
     /// Pid of the parent when the process was first seen.
     pub parent_pid: u32,

@@ -93,7 +93,7 @@ pub(super) fn node(
             "model": clean(&row.model),
             "total_bytes": row.total_bytes,
             "reading": view.latest,
-            // The reading to which the processes belong: its used bytes are theirs plus `unaccounted_bytes`.
+            // Device reading that fits the process list: its used bytes are those of all processes plus `unaccounted_bytes`.
             "listed": listed.map(|agreed| agreed.reading),
             "unaccounted_bytes": row.unaccounted_bytes,
             // Processes without a row.
@@ -148,7 +148,7 @@ fn process(row: &ProcessRow, process: &ProcessView, account: &AccountView, shown
         "pool_idle_bytes": row.idle_bytes,
         "opaque_bytes": sums.as_ref().map(|sums| sums.opaque),
         "untrackable_bytes": row.untrackable_bytes,
-        // Bytes by category. Together with idle and opaque bytes they add up to the tracked bytes.
+        // Bytes by category. Idle bytes of pools and bytes of pools that report no blocks (opaque) complete the tracked bytes.
         "structures": sums.map(Sums::categories).unwrap_or_default(),
     })
 }

@@ -46,7 +46,7 @@ fn parts(parts: &UntrackableParts) -> [i64; 6] {
     ]
 }
 
-/// Bytes by category or by tag.
+/// Tracked bytes by category or by tag.
 pub(super) type Named<'a> = BTreeMap<Label<'a>, i64>;
 
 /// Bytes of one process on one device, or the sums of several processes. Unknown values are `None`.
@@ -63,8 +63,8 @@ pub(super) struct Amounts<'a> {
 }
 
 impl Amounts<'_> {
-    /// Returns the values of an account at its last sample. Also returns the tracked bytes of each cell of the process, which the
-    /// caller sums by category and tag. `covered`: the process has an agent.
+    /// Returns the values of an account (a process on a device) at its last sample. Also returns the tracked bytes of each cell
+    /// (memory with one tag, role and pool), for sums by category and tag. `covered`: the process has an agent.
     pub(crate) fn of(account: &AccountView, covered: bool) -> (Self, &[i64]) {
         let consistent = ConsistentSample::of(account);
         let gap = consistent.sample.and_then(|sample| Some((sample, sample.untrackable_bytes()?)));

@@ -10,12 +10,12 @@ use std::collections::BTreeMap;
 
 /// Name for the sum of the tags without a series of their own.
 pub(super) const REST: &str = "(other)";
-/// Number of names in addition to the shown tags: other tags, untagged, pool idle, opaque pools.
+/// Number of names besides the shown tags: other tags, untagged, idle pool memory, pools that report no blocks (opaque).
 pub(super) const EXTRA_TAGS: usize = 4;
-/// Number of names in addition to the categories of the rules: pool idle, opaque pools, `Others`.
+/// Number of names besides the categories of the rules: idle pool memory, pools that report no blocks (opaque), `Others`.
 pub(super) const EXTRA_CATEGORIES: usize = 3;
 
-/// Name of each cell, in the order of the cells.
+/// Tag or category of each cell of a process, in the order of the cells.
 pub(super) struct Names<'a>(Vec<Label<'a>>);
 
 impl<'a> Names<'a> {
@@ -55,7 +55,7 @@ impl<'a> Names<'a> {
         Names(process.cells.iter().map(name).collect())
     }
 
-    /// Returns the bytes of each name. `amounts` has the bytes of each cell.
+    /// Returns the bytes of each tag or category. `amounts` has the bytes of each cell.
     pub(crate) fn sums(&self, amounts: &[i64]) -> Named<'a> {
         let mut sums = Named::new();
         for (name, &bytes) in self.0.iter().zip(amounts).filter(|(_, bytes)| **bytes != 0) {

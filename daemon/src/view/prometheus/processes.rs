@@ -71,7 +71,7 @@ families! {
 }
 
 /// Maximum number of series of a process that do not depend on its devices: one for its identity, four counts, and eight for the
-/// sources of names.
+/// sources that name its memory.
 pub(super) const MAX_PER_PROCESS: usize = 13;
 /// Maximum number of series of a process on a device, without categories and tags: two peaks, protected, five further kinds, six
 /// flags, one age.
@@ -92,7 +92,7 @@ pub(super) struct Folded {
     pub room: u64,
 }
 
-/// Index of a device in the snapshot, and the process's account and values on it.
+/// Index of a device in the snapshot, and a process's account and values on that device.
 type OnDevice<'a> = (usize, &'a AccountView, Amounts<'a>);
 
 pub(super) struct ProcessSeries<'a> {

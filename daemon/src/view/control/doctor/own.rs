@@ -21,8 +21,8 @@ const SEE_LOG: &str = "see the daemon's log: which process, and what it sent";
 const LATE: &str = "find out why the daemon is late (processor time, a stopped daemon)";
 const ENOUGH_FILES: &str = "raise the daemon's limit of open files (LimitNOFILE=, ulimit -n)";
 
-/// Makes a table from counters whose increase has a remedy. Each check has a subject, and rows of: counter, text after its
-/// number, remedy.
+/// Makes tables of counters whose increase has a remedy. Each check has a subject, and one entry per counter: the text after
+/// its number, and the remedy.
 macro_rules! counters {
     ($($check:ident $subject:literal { $($count:ident: $text:literal, $remedy:expr;)* })*) => {
         &[$($((Check::$check, $subject, Count::$count, $text, $remedy),)*)*]
