@@ -40,7 +40,7 @@ const FACTS_INTERVAL: Duration = Duration::from_millis(500);
 /// Delays before each retry to read the exit status of an ended process.
 const STATUS_RETRIES: [Duration; 3] =
     [Duration::from_millis(1), Duration::from_millis(9), Duration::from_millis(40)];
-/// Maximum time for the store to write each run once more at shutdown. systemd waits for 5 s (systemd/gpumemd.service).
+/// At shutdown, maximum time for writing each run to the store once more. systemd waits for 5 s (systemd/gpumemd.service).
 const LAST_WRITE: Duration = Duration::from_secs(3);
 
 /// Signals that end the daemon or reload its configuration.

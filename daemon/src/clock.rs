@@ -1,4 +1,4 @@
-//! Clocks. Records have times of the host's CLOCK_MONOTONIC. The other clocks relate them to the wall clock and to the boot.
+//! Reads clocks. Records have times of the host's CLOCK_MONOTONIC. Other clocks relate these to the wall time and to the boot.
 
 use gpumem_wire::{Body, ClockKind, Record, Stamp};
 use rustix::time::{ClockId, clock_gettime};

@@ -170,11 +170,11 @@ pub struct NvmlCalls {
     pub memory_ns: u64,
     /// Number of calls that list processes.
     pub list_calls: u64,
-    /// Time in calls that list processes, in ns; each locks the driver.
+    /// Time in calls that list processes, in ns; each such call locks the driver.
     pub list_ns: u64,
     /// Number of calls that failed.
     pub failed_calls: u64,
-    /// Number of lists deferred because the limit of time in such calls (`list_budget`) was reached.
+    /// Number of process lists deferred because the limit of time for listing (`list_budget`) was reached.
     pub deferred: u64,
     /// Number of values refused because they are impossible for the device's size.
     pub refused: u64,

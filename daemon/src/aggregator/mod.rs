@@ -228,7 +228,7 @@ impl Aggregator {
         self.anchored_ns = 0;
     }
 
-    /// Applies new intervals and limits.
+    /// Applies a new interval for checkpoints, limits of the ledger and length of parts.
     pub fn set_pace(&mut self, settings: AggregatorSettings) {
         self.settings = settings;
         self.roll.set(settings.roll, self.wall_ns(clock::now_ns()));

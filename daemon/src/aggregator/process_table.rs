@@ -67,7 +67,7 @@ pub(crate) struct ProcessTable {
     /// Processes whose end was reported before any other record, oldest first, with time and exit status. Other records may still
     /// arrive: an agent's first record (hello), or a sample that listed the process while it ran.
     early: VecDeque<(ProcessKey, u64, Option<u64>)>,
-    /// Processes without a start time, by device slot; and whether the list that is being read names them. They ended before
+    /// Processes without a start time, by device slot. The value: whether the list that is being read has them. They ended before
     /// /proc was read, or are in a PID namespace that is not visible here. No pidfd reports their end.
     unseen: BTreeMap<(u8, ProcessKey), bool>,
     /// Processes added since the last [`ProcessTable::take_newcomers`].
@@ -147,7 +147,7 @@ impl ProcessTable {
         self.processes.contains_key(&key)
     }
 
-    /// Begins reading the process list of a device. So far the list names no process.
+    /// Begins reading the process list of a device. At first, no process counts as listed there.
     pub(crate) fn list_begins(&mut self, device: u8) {
         self.unseen.iter_mut().filter(|((on, _), _)| *on == device).for_each(|(_, named)| *named = false);
     }

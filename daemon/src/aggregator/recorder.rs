@@ -70,7 +70,7 @@ impl Drop for Recorder {
     }
 }
 
-/// File that takes each write completely or not at all, because readers cannot read past a partial frame.
+/// Wrapper of the file that does each write completely or not at all, because readers cannot read past a partial frame.
 #[derive(Debug)]
 struct WholeWrites {
     file: File,

@@ -106,7 +106,7 @@ impl Aggregator {
         }
     }
 
-    /// Hands runs to the store, except those of processes that never used a device. Returns the processes of the runs handed over.
+    /// Hands runs to the store, except those of processes that never used a device. Returns the processes of the queued runs.
     fn store_runs(&mut self, mut runs: Vec<(ProcessKey, Run)>, is_final: bool) -> Vec<ProcessKey> {
         runs.retain(|(_, run)| worth_keeping(run));
         let store = |(key, run)| {

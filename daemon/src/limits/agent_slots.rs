@@ -62,7 +62,7 @@ pub(crate) struct AgentSlot {
 }
 
 impl AgentSlots {
-    /// Returns the numbers of connections and of those without a hello. Both exclude peers with [`HelloTimeout::Brief`].
+    /// Returns the number of connections, and the number of those without a hello. Both exclude peers with [`HelloTimeout::Brief`].
     pub(crate) fn count(&self) -> (usize, usize) {
         (self.connections.count() - self.brief.count(), self.waiting.count())
     }

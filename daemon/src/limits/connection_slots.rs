@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
-/// Which limits are reached; at least one is.
+/// Which limits of connections are reached: that of the whole socket (`all`), that of the user, or both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SlotsFull {
     pub all: bool,
@@ -30,7 +30,7 @@ struct TakenSlots<T> {
     count: usize,
     users: HashMap<u32, User<T>>,
     last_number: u64,
-    /// Idle connections, keyed by the time from which they may be evicted and a number.
+    /// Idle connections. Key: time from which the connection may be evicted, and a number that makes the key unique.
     idle: BTreeMap<(Instant, u64), Arc<Notify>>,
 }
 

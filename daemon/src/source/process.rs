@@ -115,7 +115,7 @@ struct Entry {
     /// `None` if the kernel has no pidfds (before 5.3) or descriptors ran out; then each identification reads /proc.
     pidfd: Option<OwnedFd>,
     facts: Arc<Facts>,
-    /// GPUs that the process has used; empty unless files that assign GPUs to jobs are configured.
+    /// GPUs that the process has used; empty unless the configuration names files that assign GPUs to jobs.
     gpus: Vec<Gpu>,
     /// Facts that are retried; `None` if all are known, or the time for retries is over.
     late: Option<LateFacts>,

@@ -28,7 +28,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 
-/// Health of all sources.
+/// Health of all sources of data: NVML, the kernel's log, and agents.
 #[derive(Debug, Clone, Default)]
 pub struct Health {
     /// State of NVML and its devices.
@@ -50,7 +50,7 @@ pub type CommandResult = Pin<Box<dyn Future<Output = Result<String, String>> + S
 pub trait Sources: Send + Sync {
     /// Returns the health of the sources. Never waits.
     fn health(&self) -> Health;
-    /// Closes NVML for this time, so that others can reset or unbind a GPU.
+    /// Closes NVML for this time, so that other programs can reset or unbind a GPU.
     fn release(&self, time: Duration);
     /// Sends a command to the agent of a process.
     fn send_command(&self, key: ProcessKey, command: AgentCommand) -> CommandResult;

@@ -145,7 +145,7 @@ impl<'a> RowMaker<'a> {
     }
 }
 
-/// Returns whether the process has tracked memory on the device, or had some.
+/// Returns whether the process has tracked memory on the account's device, or had some.
 fn holds(account: &AccountView) -> bool {
     account.tracked_bytes != 0 || account.peak.tracked_bytes != 0
 }

@@ -21,7 +21,7 @@ type ProcessConnections = BTreeMap<u64, Option<Arc<UnixStream>>>;
 
 #[derive(Debug, Default)]
 struct Connections {
-    /// Number of the connection that was added last.
+    /// Number of the connection that was added last, of any process.
     last: u64,
     by_pid: HashMap<u32, ProcessConnections>,
 }

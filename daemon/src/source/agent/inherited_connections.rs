@@ -29,7 +29,7 @@ const PREFIX: &str = "agent-";
 #[derive(Debug)]
 pub(crate) struct InheritedConnection {
     pub name: String,
-    /// Pid and start time of the process that the kernel named when the connection was accepted.
+    /// Pid and start time of the process that the kernel reported for the socket when the connection was accepted.
     pub key: ProcessKey,
     pub socket: OwnedFd,
     pub memory: OwnedFd,

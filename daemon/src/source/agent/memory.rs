@@ -52,7 +52,7 @@ impl Memory {
         Ok(Memory { file, header, file_bytes })
     }
 
-    /// Reads the header again, for its current values. Fails if constant fields have changed.
+    /// Reads the header again and returns it with its current values. Fails if constant fields have changed.
     pub(crate) fn header(&self) -> Result<Header, MemoryError> {
         let now = read_header(&self.file, self.file_bytes)?;
         let fixed = |header: &Header| (header.ring_slots, header.live_rows, header.name_bytes);

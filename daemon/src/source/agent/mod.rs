@@ -78,7 +78,7 @@ pub(crate) struct Agents {
     limits: Mutex<AgentLimits>,
     slots: AgentSlots,
     order: Arc<ConnectionOrder>,
-    /// Number of the next resync of any agent.
+    /// Number of the next resync of any agent (in a resync, an agent resends its whole state).
     epochs: AtomicU64,
     /// Number of times that all agents were asked to resend their state. Connections watch it.
     resyncs: watch::Sender<u64>,

@@ -68,7 +68,7 @@ pub(crate) struct Caller {
 pub(crate) struct Peer {
     pub key: ProcessKey,
     pub uid: u32,
-    /// Added to the peer's times to convert them to the daemon's clock, in ns.
+    /// Number of ns to add to the peer's times to convert them to the daemon's clock.
     pub rebase_ns: i64,
     /// Whether the process ended before it was accepted. /proc has no data about it, so its start time is its own claim.
     pub had_ended: bool,

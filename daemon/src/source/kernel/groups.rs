@@ -17,7 +17,7 @@ pub(crate) struct Groups {
     proc: PathBuf,
 }
 
-/// A memory control group, and its number of kills at some time.
+/// A memory control group, and the number of its processes killed for lack of memory when it was read.
 #[derive(Debug)]
 pub(crate) struct GroupKills {
     /// Path of the group as the kernel writes it.

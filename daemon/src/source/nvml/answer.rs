@@ -23,7 +23,7 @@ impl Code {
     pub(crate) const ARGUMENT_VERSION_MISMATCH: Code = Code(25);
     pub(crate) const GPU_NOT_FOUND: Code = Code(28);
     pub(crate) const UNKNOWN: Code = Code(999);
-    /// Code that NVML does not have, for calls that succeeded with an impossible value.
+    /// Code of this project, not of NVML: the call succeeded but returned an impossible value.
     pub(crate) const IMPOSSIBLE: Code = Code(1_000_000);
 
     /// Returns whether the error concerns the whole library: no device can be read until it is opened again.
@@ -122,7 +122,7 @@ pub(crate) struct Memory {
     pub total_bytes: u64,
     /// Bytes that are neither used nor reserved.
     pub free_bytes: u64,
-    /// Bytes in use. Includes the driver's own memory, unless `reserved_bytes` has that.
+    /// Bytes in use. Includes the driver's own memory, unless `reserved_bytes` contains it.
     pub used_bytes: u64,
     /// Bytes reserved by the driver for itself, if it reports them separately.
     pub reserved_bytes: Option<u64>,
@@ -140,7 +140,7 @@ impl Memory {
         Memory { total_bytes, free_bytes, used_bytes, reserved_bytes, is_unified: false }
     }
 
-    /// Returns name and value of the first number that exceeds the size of the device's memory; `None` if all are possible.
+    /// Returns name and value of the first number of bytes that exceeds the device's memory; `None` if none does.
     pub(crate) fn impossible(&self) -> Option<(&'static str, u64)> {
         let all = [
             ("used", Some(self.used_bytes)),

@@ -94,7 +94,7 @@ pub(crate) struct Library {
     watches: Vec<EventWatch>,
     /// Number of calls of [`Gpus::unbinding`] to skip after an error.
     unbinding_pause: u32,
-    /// For each device, whether its own memory has ever been read.
+    /// Whether each device's own memory (not the host's) has ever been read.
     has_memory: Vec<bool>,
 }
 

@@ -547,7 +547,7 @@ fn parse(buffer: &[u64], count: usize, stride: usize, has_protected: bool, charg
     }
 }
 
-/// Returns the two u32 of the word in the order of their memory addresses.
+/// Splits a word into its two u32, in the order of their memory addresses.
 fn halves(word: u64) -> (u32, u32) {
     let [a, b, c, d, e, f, g, h] = word.to_ne_bytes();
     (u32::from_ne_bytes([a, b, c, d]), u32::from_ne_bytes([e, f, g, h]))

@@ -10,7 +10,7 @@ use gpumem_ledger::DeviceName;
 use gpumem_wire::{Absence, Body, DeviceIdKind, Reading, Stamp};
 use std::io;
 
-/// Expected duration (ns) from which on the begin of a reading is written at once: the ledger then records the tracked bytes.
+/// If a reading is expected to take at least this long (ns), its begin is written at once: the ledger then records tracked bytes.
 const SLOW_READING_NS: u64 = 1_000_000;
 /// Interval (ns) for reopening the library while a GPU is lost, because the GPU may have been reset meanwhile.
 const REOPEN_NS: u64 = 300_000_000_000;
@@ -33,7 +33,7 @@ struct DeviceState {
     written: Option<Option<String>>,
     /// Time since which the GPU is unusable until it is reset (ns).
     lost_since_ns: Option<u64>,
-    /// Pids in the last successfully read list.
+    /// Pids in the process lists that were last read successfully.
     pids: Vec<u32>,
     /// Whether the driver's accounting is on.
     is_accounting: bool,

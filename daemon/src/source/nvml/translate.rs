@@ -20,7 +20,7 @@ struct Readings {
     open: Option<u64>,
     /// Processes reported so far in the reading that has begun, each with the bit set of its lists, see [`List::bit`].
     now: Vec<(ProcessKey, u8)>,
-    /// Processes in the last successful reading.
+    /// Processes in the last successful reading, each with the bit set of its lists.
     last: Vec<(ProcessKey, u8)>,
     /// When a poller last ended a reading (ns). The reading may have failed, but all its calls had returned.
     ended_ns: u64,
@@ -398,7 +398,7 @@ fn contains(processes: &[(ProcessKey, u8)], key: ProcessKey) -> bool {
     processes.iter().any(|(listed, _)| *listed == key)
 }
 
-/// Applies `with` to each total of `one` and the same total of `other`.
+/// Returns totals of calls, each made by `with` from the same total of `one` and `other`.
 fn combine(mut one: NvmlCalls, mut other: NvmlCalls, with: fn(u64, u64) -> u64) -> NvmlCalls {
     for (one, other) in one.fields_mut().into_iter().zip(other.fields_mut()) {
         *one = with(*one, *other);

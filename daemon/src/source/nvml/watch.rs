@@ -74,9 +74,9 @@ impl Nvml {
     /// records whose reason begins with `nvml: `. Such a record is about a device if its stamp has a device.
     ///
     /// All frames sent to `out` belong to [`gpumem_ledger::Origin::Host`]. The records of one reading are in order and not mixed
-    /// with those of another reading. A long reading begins in an earlier batch than it ends, so that the ledger can
-    /// record the tracked bytes in time. Each reading that begins also ends, even if its poller is lost. `ProcessFacts` precede a process's
-    /// first sample.
+    /// with those of another reading. A long reading begins in an earlier batch than it ends, so that the ledger can record
+    /// tracked bytes in time. Each reading that begins also ends, even if its poller is lost. `ProcessFacts` precede a
+    /// process's first sample.
     pub fn start(
         settings: NvmlSettings,
         processes: Processes,

@@ -12,7 +12,7 @@ use hyper::StatusCode;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Limit of the bytes of the data that the page draws. Names and points beyond the limit are added up.
+/// Limit of the bytes of the data that the page draws. If the data is larger, the limits of its parts are halved.
 const MAX_DRAWN_BYTES: usize = 256 << 10;
 /// Limit of the bytes of a report. Reports with tens of thousands of tags are longer, and only the control socket returns them.
 const MAX_REPORT_BYTES: usize = 4 << 20;

@@ -30,7 +30,7 @@ families! {
         "Tracked bytes by tag: the largest tags at the peak, and (other) for the rest; they add up to tracked. Only with metrics.tags above 0.";
 }
 
-/// Maximum number of series of one [`Amounts`], without categories and tags.
+/// Maximum number of series of one process on one device ([`Amounts`]), without categories and tags.
 pub(super) const MAX_SERIES: usize = 6 + PARTS.len() - 1;
 
 const PARTS: [&str; 6] = ["context", "modules", "local_memory", "heaps", "rounding", "unexplained"];

@@ -92,7 +92,7 @@ fn anomalies(odd: &AnomalyCounts) -> Option<String> {
     (!counted.is_empty()).then(|| format!("of its records, {}", counted.join(", ")))
 }
 
-/// Adds findings on which sources give names to the process's memory, and which of them do not work.
+/// Adds findings on which sources give names (tags) to the process's memory, and which of them do not work.
 fn check_layers(process: &ProcessView, out: &mut Findings<'_>) {
     let sources = &process.coverage.layers;
     let Some(level) = layers::level(sources) else { return };

@@ -12,7 +12,7 @@ use rustix::fs::statvfs;
 
 /// Number of free bytes in the store's file system below which a warning is given.
 const LITTLE_ROOM: u64 = 64 << 20;
-/// Share of deferred process lists among all requested ones above which they are reported.
+/// If a larger share of the requested process lists was deferred, a finding reports that.
 const MANY_DEFERRED: f64 = 0.5;
 
 const SAME_VERSION: &str = "install gpumemd and libgpumem.so of one version";
