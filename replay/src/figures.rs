@@ -23,8 +23,6 @@ pub struct Figures {
     pub retries: u64,
     /// Number of requests that failed for lack of memory.
     pub ooms: u64,
-    /// Highest value of `reserved` for which `allocated_at_peak` was set.
-    pub(crate) noted_peak: u64,
     /// The first request that failed; `None` if none did.
     pub failure: Option<Failure>,
 }

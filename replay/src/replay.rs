@@ -63,7 +63,7 @@ pub struct Replay {
     events: u64,
     unknown_frees: u64,
     has_ended: bool,
-    served_failures: u64,
+    serves_recorded_failure: bool,
 }
 
 impl Replay {
@@ -80,7 +80,7 @@ impl Replay {
             events: 0,
             unknown_frees: 0,
             has_ended: false,
-            served_failures: 0,
+            serves_recorded_failure: false,
         })
     }
 
@@ -102,7 +102,7 @@ impl Replay {
                     // The request failed in the recording, so the recording contains no free of this memory.
                     Ok(block) if has_failed => {
                         allocator.free(block, None);
-                        self.served_failures += 1;
+                        self.serves_recorded_failure = true;
                         self.has_ended = true;
                     }
                     Ok(block) => {
@@ -124,7 +124,7 @@ impl Replay {
                 }
             }
             Event::EmptyCache { pool } => allocator.empty_cache(pool),
-            Event::PoolBegins { pool, kind } => allocator.begin_pool(pool, kind),
+            Event::PoolBegins { pool, kind } => _ = allocator.begin_pool(pool, kind),
             Event::PoolEnds { pool } => allocator.end_pool(pool),
             Event::ScopeBegins { pool } => allocator.begin_scope(pool),
             Event::ScopeEnds { pool } => allocator.end_scope(pool),
@@ -151,6 +151,6 @@ impl Replay {
 
     /// Returns whether a request succeeded that failed in the recording.
     pub fn serves_recorded_failure(&self) -> bool {
-        self.served_failures > 0
+        self.serves_recorded_failure
     }
 }

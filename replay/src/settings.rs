@@ -9,6 +9,16 @@ const ENTRIES: usize = 16;
 const LARGE_SEGMENT: u64 = 20 * MIB;
 /// Minimum size of a block in bytes, and the unit of rounding.
 const MIN_BLOCK: u64 = 512;
+/// Maximum rounded size in bytes of a request that is served from a segment for small blocks.
+pub(crate) const SMALL: u64 = MIB;
+/// Size in bytes of a segment for small blocks.
+pub(crate) const SMALL_SEGMENT: u64 = 2 * MIB;
+/// Requests of this many bytes or more get a segment of their own size.
+const OWN_SEGMENT: u64 = 10 * MIB;
+/// The size of such a segment is a multiple of this, in bytes.
+const OWN_SEGMENT_STEP: u64 = 2 * MIB;
+/// A remainder of a large block of at most this many bytes stays with the block.
+const KEPT_REST: u64 = MIB;
 
 /// The allocator that serves the requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -154,12 +164,16 @@ fn flag(value: &str) -> Option<bool> {
     }
 }
 
+/// Reads a number of MiB, as bytes. No device has 256 TiB.
 fn mebibytes(value: &str) -> Option<u64> {
-    value.parse::<u64>().ok()?.checked_mul(MIB)
+    value.parse::<u64>().ok()?.checked_mul(MIB).filter(|bytes| *bytes <= 1 << 48)
 }
 
 fn division(value: &str) -> Option<u64> {
-    value.parse::<u64>().ok().filter(|division| *division == 0 || division.is_power_of_two())
+    value
+        .parse()
+        .ok()
+        .filter(|division: &u64| *division == 0 || division.is_power_of_two() && *division <= 1 << 32)
 }
 
 impl Settings {
@@ -235,8 +249,30 @@ impl Settings {
         Ok(settings)
     }
 
+    /// Returns the size of the segment that the driver is asked for, to serve a request of this rounded size.
+    pub fn segment_bytes(&self, rounded: u64) -> u64 {
+        if rounded <= SMALL {
+            SMALL_SEGMENT
+        } else if rounded < OWN_SEGMENT {
+            self.large_segment_bytes
+        } else {
+            rounded.next_multiple_of(OWN_SEGMENT_STEP)
+        }
+    }
+
+    /// Returns whether a request of `rounded` bytes leaves the `rest` bytes of a larger free block free.
+    ///
+    /// `is_expandable`: the block's segment is expandable.
+    pub fn splits(&self, rounded: u64, rest: u64, is_expandable: bool) -> bool {
+        if is_expandable || rounded <= SMALL {
+            rest >= MIN_BLOCK
+        } else {
+            rest > KEPT_REST && self.max_split_bytes.is_none_or(|max| rounded < max)
+        }
+    }
+
     /// Returns the size to which a request of `bytes` is rounded.
-    pub(crate) fn round(&self, bytes: u64, rules: Rules) -> u64 {
+    pub fn round(&self, bytes: u64, rules: Rules) -> u64 {
         if bytes < MIN_BLOCK {
             return MIN_BLOCK;
         }
@@ -401,5 +437,12 @@ mod tests {
         }
         assert_eq!(round("roundup_power2_divisions:1", 3, 1000), 1000);
         assert_eq!(round("roundup_power2_divisions:1", 4, 1000), 1024);
+    }
+
+    #[test]
+    fn segments_are_2_mib_20_mib_or_a_multiple_of_2_mib() {
+        let segments = [512, MIB, MIB + 512, 10 * MIB - 512, 10 * MIB, 11 * MIB]
+            .map(|rounded| Settings::default().segment_bytes(rounded) / MIB);
+        assert_eq!(segments, [2, 2, 20, 20, 10, 12]);
     }
 }

@@ -5,7 +5,7 @@
 
 use super::arena::{NONE, Ref};
 use super::model::{Action, Event};
-use super::rounding::Settings;
+use gpumem_replay::{Release, Settings};
 use std::collections::BTreeMap;
 
 /// Memory from the driver. A segment is one piece. An expandable segment is many pieces, which are mapped and unmapped
@@ -47,6 +47,21 @@ impl Default for Heap {
     fn default() -> Self {
         Heap { pieces: BTreeMap::new(), blocks: BTreeMap::new(), steps: MAX_STEPS, parts: MAX_PARTS }
     }
+}
+
+/// Returns the size of the block for a request that is served from `room` free bytes. The size is less than `room` only if the
+/// rest is large enough to be split off.
+pub(super) fn block_bytes(settings: &Settings, requested: u64, room: u64, is_expandable: bool) -> u64 {
+    let rounded = rounded(settings, requested);
+    match room.checked_sub(rounded) {
+        Some(rest) if !settings.splits(rounded, rest, is_expandable) => room,
+        _ => rounded,
+    }
+}
+
+/// Returns the minimum size of a block for a request, in bytes. A snapshot does not name its release, so the newest rules apply.
+pub(super) fn rounded(settings: &Settings, requested: u64) -> u64 {
+    settings.round(requested, Release::LAST.rules())
 }
 
 /// Sizes in bytes by which expandable segments grow: for small blocks, then for large blocks.
@@ -216,8 +231,27 @@ impl Heap {
         for address in unknown {
             let Some(live) = self.blocks.remove(&address) else { continue };
             let Some((room, is_expandable)) = self.room(address, live.requested) else { continue };
-            let bytes = settings.block(live.requested, room, is_expandable).min(room);
+            let bytes = block_bytes(settings, live.requested, room, is_expandable).min(room);
             self.blocks.insert(address, Live { bytes, ..live });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_small_rest_stays_with_the_block() {
+        const MIB: u64 = 1 << 20;
+        let settings = Settings::default();
+        let block = |requested, room, is_expandable| block_bytes(&settings, requested, room, is_expandable);
+        assert_eq!(block(20_480_000, 20 * MIB, false), 20 * MIB, "a rest below 1 MiB");
+        assert_eq!(block(20_480_000, 20 * MIB, true), 20_480_000);
+        assert_eq!(block(4 * MIB, 20 * MIB, false), 4 * MIB);
+        assert_eq!(block(1024, 1536, false), 1024);
+        assert_eq!(block(2 * MIB, MIB, false), 2 * MIB, "not where there is too little room");
+        let unsplit = Settings { max_split_bytes: Some(8 * MIB), ..Settings::default() };
+        assert_eq!(block_bytes(&unsplit, 10 * MIB, 20 * MIB, false), 20 * MIB);
     }
 }

@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! bytes -> opcode, pickle -> arena -> model -> heap (back), replay (forward) -> records
-//!                                     stack: frames -> tags      rounding: requested bytes -> bytes of a block
+//!                                     stack: frames -> tags
 //! ```
 //!
 //! A snapshot does not contain NVML's used bytes, and no memory outside PyTorch's allocator (CUDA contexts, NCCL, cuBLAS's own
@@ -20,7 +20,6 @@ mod opcode;
 mod pickle;
 mod replay;
 mod requests;
-mod rounding;
 mod stack;
 
 use super::feed::Feed;

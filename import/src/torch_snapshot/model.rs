@@ -16,9 +16,9 @@
 //! rejected.
 
 use super::arena::{Arena, Kind, NONE, Ref};
-use super::rounding::Settings;
 use super::stack::part;
 use crate::feed::Rejects;
+use gpumem_replay::Settings;
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::ops::Range;
@@ -286,7 +286,7 @@ fn read_settings(walk: &Walk<'_>, settings: Ref) -> Result<Settings, Unfit> {
     let sizes = "1 2 4 8 16 32 64 128 256 512 1024 2048 4096 8192 16384 32768";
     if let Some(found) = walk.fields::<16>(divisions, sizes)? {
         for (to, from) in read.divisions.iter_mut().zip(found) {
-            *to = walk.arena.int(from).and_then(|count| u32::try_from(count).ok()).unwrap_or(0);
+            *to = walk.arena.int(from).and_then(|count| u32::try_from(count).ok()).map_or(0, u64::from);
         }
     }
     Ok(read)

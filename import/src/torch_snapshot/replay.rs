@@ -5,7 +5,7 @@
 mod settle;
 
 use super::arena::{Arena, NONE, Ref};
-use super::heap::{Heap, Live, Piece};
+use super::heap::{Heap, Live, Piece, block_bytes, rounded};
 use super::model::{Action, Block, Event, Snapshot};
 use super::stack::{Stacks, part};
 use gpumem_ledger::{Origin, ProcessKey};
@@ -398,7 +398,7 @@ impl Replay<'_> {
             Action::Alloc => {
                 let Some((room, is_expandable)) = heap.room(address, bytes) else { return false };
                 let size = match known_bytes {
-                    0 => self.snapshot.settings.block(bytes, room, is_expandable),
+                    0 => block_bytes(&self.snapshot.settings, bytes, room, is_expandable),
                     known_bytes => known_bytes,
                 };
                 if size > room {
@@ -478,7 +478,8 @@ impl Replay<'_> {
         let text = Stacks::text(self.arena, event.frames);
         let format = FrameFormat::Text;
         self.send_own(Stamp { stack, ..Stamp::default() }, Body::Stack { format, frames: text.as_bytes() });
-        let segment_bytes = self.snapshot.settings.segment(event.bytes);
+        let settings = &self.snapshot.settings;
+        let segment_bytes = settings.segment_bytes(rounded(settings, event.bytes));
         let free = (event.address != u64::MAX).then_some(event.address);
         // If the device had enough free memory, the allocator refused the request because of its own limit, without a CUDA error.
         let result = if free.is_some_and(|free| free < segment_bytes) { OUT_OF_MEMORY } else { 0 };

@@ -30,8 +30,6 @@ pub struct Requests {
     pub has_private_pools: bool,
     /// Indices of the events before which memory was returned to the driver, either for the next request or by `empty_cache`.
     pub uncertain_releases: Vec<usize>,
-    /// Number of frees of memory whose request is unknown.
-    pub odd: u64,
     /// Bytes of segments: the maximum, and the value at the begin of the history.
     pub reserved: (u64, u64),
     /// Number of driver calls that allocated memory, and number of those that freed memory.
@@ -136,10 +134,8 @@ pub(super) fn of(arena: Arena, snapshot: &Snapshot, device: u8) -> Requests {
         match entry.action {
             Action::Alloc | Action::Oom => collector.request(entry, entry.action == Action::Oom),
             Action::FreeRequested => {
-                let Some(&id) = collector.live.get(&entry.address) else {
-                    collector.requests.odd += 1;
-                    continue;
-                };
+                // Without a live request, the history frees this memory a second time.
+                let Some(&id) = collector.live.get(&entry.address) else { continue };
                 let is_final = trace.get(place).is_some_and(|next| {
                     next.action == Action::FreeCompleted && next.address == entry.address
                 });

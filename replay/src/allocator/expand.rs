@@ -1,7 +1,8 @@
 //! Expandable segments: each reserves a range of addresses and maps memory to its pages as needed.
 
 use super::blocks::{Block, NONE, PoolRef, State};
-use super::{Allocator, Number, SMALL_SEGMENT, Wanted};
+use super::{Allocator, Number, Wanted};
+use crate::settings::SMALL_SEGMENT;
 
 impl Allocator {
     /// Returns the page size of a pool's expandable segments, in bytes.

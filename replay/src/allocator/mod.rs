@@ -11,25 +11,12 @@ pub use addresses::SegmentAddresses;
 use crate::event::{Device, PoolId, PoolKind, RequestId, StreamId};
 use crate::figures::{Failure, Figures};
 use crate::release::{Fraction, Rules};
-use crate::settings::{MIB, Settings};
+use crate::settings::{SMALL, Settings};
 use addresses::AddressSpace;
 pub(crate) use blocks::Number;
 use blocks::{Block, NONE, PoolRef, Segment, Slab, State};
 use foldhash::HashMap;
 use pools::{Key, Pair, Pool};
-
-/// Maximum size of a request, after rounding, that the small pool serves.
-const SMALL: u64 = MIB;
-/// Size in bytes of a segment of the small pool, and of a page of its expandable segments.
-const SMALL_SEGMENT: u64 = 2 * MIB;
-/// A request of at least this size, after rounding, gets a new segment of its own size.
-const OWN_SEGMENT: u64 = 10 * MIB;
-/// The size of a segment made for one request is a multiple of this.
-const OWN_SEGMENT_STEP: u64 = 2 * MIB;
-/// In the small pool and with expandable segments, at least this many bytes must remain for a block to be split.
-const LEAST_REST: u64 = 512;
-/// In other cases, more than this many bytes must remain for a block to be split.
-const KEPT_REST: u64 = MIB;
 
 /// A request after rounding.
 #[derive(Clone, Copy, Debug)]
@@ -116,11 +103,12 @@ impl Allocator {
         self.device.other_bytes = bytes;
     }
 
-    pub(crate) fn begin_pool(&mut self, id: PoolId, kind: PoolKind) {
+    pub(crate) fn begin_pool(&mut self, id: PoolId, kind: PoolKind) -> usize {
         let pair = Pair { kind: Some(kind), ..Pair::default() };
         let index = self.pairs.len();
         self.pairs.push(pair);
         self.pair_of.insert(id, index);
+        index
     }
 
     pub(crate) fn end_pool(&mut self, id: PoolId) {
@@ -157,19 +145,15 @@ impl Allocator {
         pool: PoolId,
         event: u64,
     ) -> Result<Number, Failure> {
-        if !self.pair_of.contains_key(&pool) {
-            self.begin_pool(pool, PoolKind::Graph);
-        }
+        let pair = match self.pair_of.get(&pool) {
+            Some(&pair) => pair,
+            None => self.begin_pool(pool, PoolKind::Graph),
+        };
+        let peak_before = self.figures.reserved.peak;
         let rounded = self.settings.round(bytes, self.rules);
         let is_large = rounded > SMALL;
-        let segment_bytes = if !is_large {
-            SMALL_SEGMENT
-        } else if rounded < OWN_SEGMENT {
-            self.settings.large_segment_bytes
-        } else {
-            rounded.next_multiple_of(OWN_SEGMENT_STEP)
-        };
-        let pool_ref = PoolRef { pair: self.pair_of[&pool], is_large };
+        let segment_bytes = self.settings.segment_bytes(rounded);
+        let pool_ref = PoolRef { pair, is_large };
         let wanted = Wanted { bytes: rounded, stream, pool: pool_ref, segment_bytes };
         let Some(block) = self.find(&wanted).or_else(|| self.obtain(&wanted, pool)) else {
             let failure = Failure {
@@ -184,9 +168,7 @@ impl Allocator {
             return Err(failure);
         };
         let block = self.hand_out(block, &wanted, bytes);
-        let reserved = self.figures.reserved;
-        if reserved.now == reserved.peak && reserved.peak > self.figures.noted_peak {
-            self.figures.noted_peak = reserved.peak;
+        if self.figures.reserved.peak > peak_before {
             self.figures.allocated_at_peak = self.figures.allocated.now;
         }
         Ok(block)
@@ -221,7 +203,7 @@ impl Allocator {
         let largest = match self.settings.max_split_bytes {
             None => u64::MAX,
             Some(max_split) if wanted.bytes < max_split => max_split,
-            Some(_) => wanted.bytes + self.settings.non_split_rounding_bytes,
+            Some(_) => wanted.bytes.saturating_add(self.settings.non_split_rounding_bytes),
         };
         if key.bytes >= largest {
             return None;
@@ -340,13 +322,8 @@ impl Allocator {
         let block = &self.blocks[found];
         let rest = block.bytes - wanted.bytes;
         let pair = &self.pairs[block.pool.pair];
-        let splits = if pair.no_split() {
-            false
-        } else if !block.pool.is_large || self.settings.expandable_segments && !pair.has_own_allocator() {
-            rest >= LEAST_REST
-        } else {
-            rest > KEPT_REST && self.settings.max_split_bytes.is_none_or(|max| wanted.bytes < max)
-        };
+        let is_expandable = self.settings.expandable_segments && !pair.has_own_allocator();
+        let splits = !pair.no_split() && self.settings.splits(wanted.bytes, rest, is_expandable);
         let number = if splits {
             let left = Block { bytes: wanted.bytes, right: found, ..*block };
             let rest = &mut self.blocks[found];

@@ -76,7 +76,7 @@ impl Recorded {
         let settings = Settings::parse(&text, release).map_err(|error| {
             Kind::Usage.error(format!("the recorded settings: {error}; --torch names the program's release"))
         })?;
-        let total_bytes = requests.capacity.unwrap_or(UNLIMITED);
+        let total_bytes = requests.capacity.unwrap_or(UNLIMITED).min(UNLIMITED);
         let read = |requests: Requests| -> Result<Recorded> {
             let mut own = Trial::new(String::new(), text.clone(), settings.clone());
             own.replay(&requests, release, total_bytes)?;
@@ -95,7 +95,7 @@ impl Recorded {
 
     /// Replays other settings, on several threads.
     pub(super) fn replay(&self, trials: &mut [Trial], release: Release, memory: Option<u64>) -> Result<()> {
-        let total_bytes = memory.or(self.requests.capacity).unwrap_or(UNLIMITED);
+        let total_bytes = memory.or(self.requests.capacity).unwrap_or(UNLIMITED).min(UNLIMITED);
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         let share = trials.len().div_ceil(threads).max(1);
         std::thread::scope(|scope| {
