@@ -7,8 +7,9 @@ const [OTHERS, SMALLER] = [-1, -2];
 const COLORS = 12;
 
 // State of the view: grouping of the rows, moment (0 the end, 1 the peak), exact bytes or the page's unit, and device.
-// A reader's choices on one device survive a redraw: the cursor as a time, the zoomed path, and the search word.
-const state = { by: null, moment: 1, exact: false, place: 0, picked: null, starred: null, cursor: null, zoomed: [], word: "" };
+// A reader's choices on one device survive a redraw: the cursor as a time, the shown part of the timeline (null: all of it), the
+// zoomed path, and the search word. `isHeld`: a pointer is pressed on the timeline, so it must not be replaced.
+const state = { by: null, moment: 1, exact: false, place: 0, picked: null, starred: null, cursor: null, shown: null, isHeld: false, zoomed: [], word: "" };
 
 // The shown document, and the devices of all its processes in their order.
 let DATA = null;
@@ -19,7 +20,7 @@ function take(data) {
   state.by ??= data.by;
 }
 function toPlace(place) {
-  Object.assign(state, { place, picked: null, cursor: null, zoomed: [], word: "" });
+  Object.assign(state, { place, picked: null, cursor: null, shown: null, isHeld: false, zoomed: [], word: "" });
 }
 
 // Makes an element in a namespace (null: HTML) with attributes, handlers (on...) and children, which are elements or text.

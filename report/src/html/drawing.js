@@ -1,23 +1,30 @@
-// Draws the timeline at a width in pixels.
+// Draws a part of the timeline, [from, to] in ns, at a width in pixels.
 
-function draw(all, width) {
-  const { process, device, course, positions, events, end } = all;
-  const bands = stacked(all.bands, positions.length);
+function draw(all, width, [from, to]) {
+  const { process, device, course, end } = all;
+  const isShown = (t) => t >= from && t <= to;
+  const events = all.events.filter((event) => isShown(event.t));
+  // Points whose validity, up to the next point, reaches into the part.
+  const first = Math.max(0, all.positions.findLastIndex((at) => at.t <= from));
+  const beyond = all.positions.findIndex((at) => at.t > to);
+  const last = beyond < 0 ? all.positions.length : beyond;
+  const positions = all.positions.slice(first, last);
+  const bands = stacked(all.bands.map((band) => ({ ...band, bytes: band.bytes.slice(first, last) })), positions.length);
+  const buckets = course.buckets.filter((bucket) => bucket[0] + course.width >= from && bucket[0] <= to);
   const lanes = [["gap", "changes"], ["mark", "marks"], ["oom", "OOM"], ["suspected", "suspect"], ["refused", "refused"]].filter(([kind]) => events.some((event) => event.kind === kind));
   const height = HEIGHT + lanes.length * LANE;
   const plotted = { left: MARGIN.left, right: width - MARGIN.right, top: MARGIN.top, bottom: HEIGHT - MARGIN.bottom };
-  const times = [...positions.map((at) => at.t), ...course.buckets.map((bucket) => bucket[0]), ...events.map((event) => event.t), end, device.peak_t];
-  const from = times.reduce((a, b) => Math.min(a, b), Infinity);
-  const to = Math.max(from + 1, times.reduce((a, b) => Math.max(a, b), -Infinity));
-  const tops = [...bands.flatMap((band) => band.high), ...course.buckets.flatMap((bucket) => [bucket[1]?.[1] ?? 0, bucket[2]?.[1] ?? 0])];
-  const highest = Math.max(1, tops.reduce((a, b) => Math.max(a, b), 0), device.peak_tracked ?? 0);
+  const tops = [...bands.flatMap((band) => band.high), ...buckets.flatMap((bucket) => [bucket[1]?.[1] ?? 0, bucket[2]?.[1] ?? 0])];
+  const hasPeak = device.peak_tracked !== null && isShown(device.peak_t);
+  const highest = Math.max(1, tops.reduce((a, b) => Math.max(a, b), 0), hasPeak ? device.peak_tracked : 0);
   // Shows the device's size as a line only near the highest amount. Otherwise its scale would make everything else small.
   const hasSize = device.total !== null && device.total <= 1.6 * highest && device.total >= 0.5 * highest;
   const most = 1.04 * Math.max(highest, hasSize ? device.total : 0);
   const x = (t) => plotted.left + ((t - from) / (to - from)) * (plotted.right - plotted.left);
   const y = (bytes) => plotted.bottom - (Math.max(0, bytes) / most) * (plotted.bottom - plotted.top);
   const n = (number) => Math.round(number * 10) / 10;
-  const svg = s("svg", { width, height, viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" }, patterns());
+  const svg = s("svg", { width, height, viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" }, patterns(),
+    s("clipPath", { id: "plotted" }, s("rect", { x: plotted.left, y: 0, width: plotted.right - plotted.left, height })));
 
   // Axes: amounts on the left, times below.
   const [size, scale] = unit().step;
@@ -38,8 +45,10 @@ function draw(all, width) {
   }
 
   // A point is valid until the next one, the last one until the end.
-  if (course.t.length) {
-    const edges = positions.map((at, index) => [x(at.t), index + 1 < positions.length ? x(positions[index + 1].t) : x(Math.max(at.t, end))]);
+  if (course.t.length && positions.length) {
+    const until = beyond < 0 ? end : all.positions[beyond].t;
+    const clamped = (t) => x(Math.min(Math.max(t, from), to));
+    const edges = positions.map((at, index) => [clamped(at.t), clamped(index + 1 < positions.length ? positions[index + 1].t : Math.max(at.t, until))]);
     for (const band of bands) {
       const upper = edges.map(([a, b], at) => `L${n(a)} ${n(y(band.high[at]))}H${n(b)}`).join("");
       const lower = edges.map(([a, b], at) => `L${n(b)} ${n(y(band.low[at]))}H${n(a)}`).reverse().join("");
@@ -50,12 +59,14 @@ function draw(all, width) {
         isHatched(label.code) ? {} : { fill: `var(--on-${colorClass(label.code)})` }));
     }
   }
-  lines(svg, course, x, y, to, n);
+  const clipped = s("g", { "clip-path": "url(#plotted)" });
+  lines(clipped, course, buckets, x, y, to, n);
+  svg.append(clipped);
   if (hasSize) {
     svg.append(s("path", { class: "size", d: `M${plotted.left} ${n(y(device.total))}H${plotted.right}` }));
     svg.append(s("text", { class: "onplot", x: plotted.right, y: n(y(device.total)) - 4, "text-anchor": "end" }, `size of the device ${withUnit(device.total)}`));
   }
-  if (device.peak_tracked !== null) {
+  if (hasPeak) {
     const label = `peak of tracked ${amount(device.peak_tracked)}`;
     const half = textWidth(label) / 2;
     const middle = Math.min(Math.max(x(device.peak_t), plotted.left + half), plotted.right - half);
@@ -85,20 +96,28 @@ function draw(all, width) {
     }
   });
   const cursor = s("path", { class: "at", d: "" });
-  svg.append(cursor);
+  const selection = s("rect", { class: "range", y: plotted.top, height: plotted.bottom - plotted.top, width: 0 });
+  svg.append(cursor, selection);
+  const inPlot = (clientX) => clientX - svg.getBoundingClientRect().left;
   return {
     svg,
-    cursor: (t) => cursor.setAttribute("d", `M${n(x(t))} ${plotted.top}V${height}`),
-    timeAt: (clientX) => from + ((clientX - svg.getBoundingClientRect().left - plotted.left) / (plotted.right - plotted.left)) * (to - from),
+    cursor: (t) => cursor.setAttribute("d", isShown(t) ? `M${n(x(t))} ${plotted.top}V${height}` : ""),
+    timeAt: (clientX) => from + ((inPlot(clientX) - plotted.left) / (plotted.right - plotted.left)) * (to - from),
+    // Marks a range of client pixels as selected; null ends the selection.
+    mark: (begin, end) => {
+      const [left, right] = begin === null ? [0, 0] : [inPlot(begin), inPlot(end)].sort((a, b) => a - b);
+      selection.setAttribute("x", left);
+      selection.setAttribute("width", right - left);
+    },
   };
 }
 
 // Draws the highest `used` of NVML and the highest tracked memory as lines. A run without points also gets a line of
 // Untrackable, and shadows from the lowest to the highest amount.
-function lines(svg, course, x, y, to, n) {
-  const middle = (bucket) => x(Math.min(bucket[0] + course.width / 2, to));
+function lines(svg, course, buckets, x, y, to, n) {
+  const middle = (bucket) => x(Math.min(bucket[0] + course.width / 2, Math.max(bucket[0], to)));
   const line = (which, of, className, shadow) => {
-    const known = course.buckets.filter((bucket) => bucket[which]);
+    const known = buckets.filter((bucket) => bucket[which]);
     if (known.length === 0) return;
     // Keeps one point for each 2 pixels: its lowest and highest amount, and the highest of the drawn amount.
     const columns = new Map();

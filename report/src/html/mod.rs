@@ -23,6 +23,7 @@ const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = concat!(
     include_str!("base.js"),
     include_str!("statement.js"),
+    include_str!("zoom.js"),
     include_str!("timeline.js"),
     include_str!("drawing.js"),
     include_str!("groupings.js"),

@@ -1,5 +1,5 @@
 // Memory over time: stacked categories, untracked memory above, and NVML's line over both. Mouse and keys move a cursor,
-// which shows exact numbers.
+// which shows exact numbers, and choose the shown part of the time (zoom.js).
 
 const HEIGHT = 320;
 const MARGIN = { left: 58, right: 10, top: 22, bottom: 20 };
@@ -91,7 +91,10 @@ function courseOf(process, device) {
     ...(detail.marks || []).map((mark) => ({ kind: "mark", t: mark.t, text: "mark: " + mark.name, name: mark.name })),
     ...detail.ooms.map((oom) => ({ kind: oom.kind, t: oom.t, text: oom.lines[0] ?? "out of memory" })),
   ].sort((a, b) => a.t - b.t);
-  return { process, device, course, positions, bands, events, nearest, end: device.last_t };
+  const times = [...positions.map((at) => at.t), ...course.buckets.map((bucket) => bucket[0]), ...events.map((event) => event.t), device.last_t, device.peak_t];
+  const begin = times.reduce((a, b) => Math.min(a, b), Infinity);
+  const whole = [begin, Math.max(begin + 1, times.reduce((a, b) => Math.max(a, b), -Infinity))];
+  return { process, device, course, positions, bands, events, nearest, whole, end: device.last_t };
 }
 
 // Stacks bands: adds the lower and upper edge at each point.
@@ -106,10 +109,10 @@ function stacked(bands, count) {
 
 function timeline(process, device, move) {
   const all = courseOf(process, device);
-  const { positions, events, course } = all;
+  const { positions, events, course, whole } = all;
   const described = h("p", { class: "readout", id: "readout" });
   const canvas = h("div", {
-    class: "plot", id: "timeline", tabindex: "0", role: "slider", "aria-label": "memory over time; arrow keys move the cursor, p goes to the peak, n and b to events",
+    class: "plot", id: "timeline", tabindex: "0", role: "slider", "aria-label": "memory over time; arrow keys move the cursor, p goes to the peak, n and b to events, plus and minus zoom, Shift and arrows move the shown part, 0 shows all",
     "aria-valuemin": "0", "aria-valuemax": String(Math.max(0, positions.length - 1)), "aria-orientation": "horizontal", "aria-describedby": "readout",
   });
   if (new Set([...positions.map((at) => at.t), ...course.buckets.map((bucket) => bucket[0])]).size < 2) {
@@ -138,10 +141,20 @@ function timeline(process, device, move) {
     canvas.setAttribute("aria-valuetext", words.join(", "));
     if (drawing) drawing.cursor(at.t);
   };
-  const toTime = (t) => {
-    let index = 0;
-    positions.forEach((at, where) => { if (at.t <= t) index = where; });
+  // Selects the point at an index, and shows it.
+  const step = (index) => {
     select(index);
+    zoom.follow(positions[current].t);
+  };
+  const indexAt = (t) => Math.max(0, positions.findLastIndex((at) => at.t <= t));
+  const toTime = (t) => step(indexAt(t));
+  // Returns the time of the peak, or of the fullest point of the shown part.
+  const peakTime = () => {
+    const [from, to] = shownOf(whole);
+    if (device.peak_t >= from && device.peak_t <= to) return device.peak_t;
+    const fullness = (at) => at.tracked ?? at.used ?? 0;
+    const inside = positions.filter((at) => at.t >= from && at.t <= to);
+    return inside.reduce((best, at) => (fullness(at) > fullness(best) ? at : best), inside[0] ?? positions[indexAt(from)]).t;
   };
   const toEvent = (direction) => {
     const from = current === null ? -Infinity : positions[current].t;
@@ -149,28 +162,46 @@ function timeline(process, device, move) {
     const found = direction > 0 ? events.find((event) => event.t >= until) : events.findLast((event) => event.t < from);
     if (found) toTime(found.t);
   };
-  const keys = {
-    ArrowRight: () => select((current ?? -1) + 1), ArrowLeft: () => select((current ?? positions.length) - 1),
-    PageDown: () => select((current ?? 0) + 16), PageUp: () => select((current ?? 0) - 16),
-    Home: () => select(0), End: () => select(positions.length - 1),
-    p: () => toTime(device.peak_t), n: () => toEvent(1), b: () => toEvent(-1),
+  const zoom = zoomer(whole, () => redraw());
+  const zoomBy = (factor) => {
+    const [from, to] = shownOf(whole);
+    const t = current === null ? null : positions[current].t;
+    zoom.by(factor, t !== null && t >= from && t <= to ? t : (from + to) / 2);
   };
+  const keys = {
+    ArrowRight: () => step((current ?? -1) + 1), ArrowLeft: () => step((current ?? positions.length) - 1),
+    PageDown: () => step((current ?? 0) + 16), PageUp: () => step((current ?? 0) - 16),
+    Home: () => step(0), End: () => step(positions.length - 1),
+    p: () => toTime(peakTime()), n: () => toEvent(1), b: () => toEvent(-1),
+    "+": () => zoomBy(0.5), "=": () => zoomBy(0.5), "-": () => zoomBy(2), 0: zoom.all,
+  };
+  const shifted = { ArrowRight: () => zoom.pan(0.25), ArrowLeft: () => zoom.pan(-0.25) };
   canvas.addEventListener("keydown", (event) => {
-    if (!keys[event.key] || event.ctrlKey || event.metaKey || event.altKey) return;
+    const act = (event.shiftKey && shifted[event.key]) || keys[event.key];
+    if (!act || event.ctrlKey || event.metaKey || event.altKey) return;
     event.preventDefault();
-    keys[event.key]();
+    act();
   });
-  canvas.addEventListener("pointermove", (event) => { if (drawing) toTime(drawing.timeAt(event.clientX)); });
-  canvas.addEventListener("pointerdown", (event) => { if (drawing) toTime(drawing.timeAt(event.clientX)); });
+  gestures(canvas, zoom, {
+    whole,
+    timeAt: (x) => (drawing ? drawing.timeAt(x) : whole[0]),
+    select: (t) => select(indexAt(t)),
+    mark: (from, to) => drawing?.mark(from, to),
+  });
 
   const redraw = () => {
     const width = canvas.clientWidth;
     if (width < 60) return;
-    drawing = draw(all, width);
+    const shown = shownOf(whole);
+    part.textContent = state.shown === null ? "" : `shown: ${time(process.clock, shown[0])} to ${time(process.clock, shown[1])}`;
+    buttons.all.disabled = state.shown === null;
+    drawing = draw(all, width, shown);
     canvas.replaceChildren(drawing.svg);
     if (current !== null) drawing.cursor(positions[current].t);
   };
   const button = (text, act) => h("button", { type: "button", onclick: act }, text);
+  const buttons = { all: button("show all", zoom.all) };
+  const part = h("span", { class: "soft", id: "shown", role: "status" });
   if (state.cursor !== null) {
     // A growing timeline is thinned at times. The point before the chosen time is then shown, and the chosen time stays.
     const chosen = state.cursor;
@@ -179,7 +210,8 @@ function timeline(process, device, move) {
   }
   const figure = h("figure", {},
     canvas, described,
-    h("div", { class: "buttons" }, button("to the peak", keys.p), events.length ? [button("previous event", keys.b), button("next event", keys.n)] : null),
+    h("div", { class: "buttons" }, button("to the peak", keys.p), events.length ? [button("previous event", keys.b), button("next event", keys.n)] : null,
+      button("zoom in", keys["+"]), button("zoom out", keys["-"]), buttons.all, part),
     h("p", { class: "keys" }, legendOf(all)),
     folded("course", "The picture as a table", () => courseTable(all)),
     events.length ? folded("events", `${events.length === 1 ? "1 event" : thousands(events.length) + " events"} as a table`, () => eventTable(all)) : null);

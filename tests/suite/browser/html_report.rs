@@ -193,6 +193,114 @@ fn every_view_adds_up_as_printed_and_to_the_byte() {
     page.is_quiet();
 }
 
+/// Times of the shown part of the timeline as shares of the whole: (0, 1) if all is shown.
+fn shown_part(page: &mut Opened) -> (f64, f64) {
+    let shares = "(() => { const { whole } = courseOf(here().process, here().device); return shownOf(whole).map((t) => (t - whole[0]) / (whole[1] - whole[0])); })()";
+    serde_json::from_value(page.eval(shares)).expect("two numbers")
+}
+
+#[test]
+fn timeline_zooms_and_moves_with_mouse_wheel_fingers_and_keys() {
+    let Some(mut page) = Opened::of("zoom", &training(Training::SMALL)) else { return };
+    page.eval("document.getElementById('timeline').scrollIntoView({ block: 'center' })");
+    page.browser.settle();
+    // Left edge, width and middle of the area in which points are drawn.
+    let [left, width, middle]: [f64; 3] = serde_json::from_value(page.eval(
+        "(() => { const box = document.getElementById('timeline').getBoundingClientRect(); return [box.left + MARGIN.left, box.width - MARGIN.left - MARGIN.right, box.top + 150]; })()",
+    ))
+    .expect("three numbers");
+    let near = |part: (f64, f64), expected: (f64, f64)| {
+        assert!(
+            (part.0 - expected.0).abs() < 0.01 && (part.1 - expected.1).abs() < 0.01,
+            "{part:?} {expected:?}"
+        );
+    };
+    let mouse = |page: &mut Opened, kind: &str, share: f64, more: Value| {
+        let mut event = json!({"type": kind, "x": left + share * width, "y": middle, "button": "left", "buttons": 1, "clickCount": 1});
+        event.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+        page.browser.call("Input.dispatchMouseEvent", event);
+    };
+    let drag = |page: &mut Opened, from: f64, to: f64, modifiers: u8| {
+        for (kind, share) in [
+            ("mousePressed", from),
+            ("mouseMoved", (from + to) / 2.0),
+            ("mouseMoved", to),
+            ("mouseReleased", to),
+        ] {
+            mouse(page, kind, share, json!({"modifiers": modifiers}));
+        }
+    };
+    let key = |page: &mut Opened, key: &str| {
+        page.eval(&format!("document.getElementById('timeline').dispatchEvent(new KeyboardEvent('keydown', {{ {key}, bubbles: true }}))"));
+    };
+    near(shown_part(&mut page), (0.0, 1.0));
+    assert_eq!(page.eval("document.getElementById('shown').textContent"), json!(""));
+    // A drag shows what it covers, and with Shift it moves the shown part.
+    drag(&mut page, 0.25, 0.75, 0);
+    near(shown_part(&mut page), (0.25, 0.75));
+    assert!(page.eval("document.getElementById('shown').textContent").to_string().contains("shown: "));
+    drag(&mut page, 0.5, 0.25, 8);
+    near(shown_part(&mut page), (0.375, 0.875));
+    // The cursor is at the time to which the pointer points.
+    mouse(&mut page, "mouseMoved", 0.4, json!({"button": "none", "buttons": 0}));
+    let at = page.eval("[state.cursor, ...shownOf(courseOf(here().process, here().device).whole)]");
+    let [cursor, from, to]: [f64; 3] = serde_json::from_value(at).expect("three times");
+    let slot = page.eval("Math.max(...courseOf(here().process, here().device).positions.map((at, index, all) => (all[index + 1] ?? at).t - at.t))");
+    let pointed = from + 0.4 * (to - from);
+    assert!(cursor <= pointed && pointed <= cursor + slot.as_f64().expect("ns"), "{cursor} {pointed}");
+    // Two presses show all.
+    for count in [1, 2] {
+        mouse(&mut page, "mousePressed", 0.5, json!({"clickCount": count}));
+        mouse(&mut page, "mouseReleased", 0.5, json!({"clickCount": count}));
+    }
+    near(shown_part(&mut page), (0.0, 1.0));
+    // The wheel scrolls the page. With Ctrl, or while the timeline has the focus, it zooms at the pointer.
+    page.eval("document.activeElement.blur()");
+    mouse(&mut page, "mouseWheel", 0.2, json!({"deltaX": 0, "deltaY": -100}));
+    near(shown_part(&mut page), (0.0, 1.0));
+    mouse(&mut page, "mouseWheel", 0.2, json!({"deltaX": 0, "deltaY": -100, "modifiers": 2}));
+    near(shown_part(&mut page), (0.04, 0.84));
+    key(&mut page, "key: '0'");
+    page.eval("document.getElementById('timeline').focus({ preventScroll: true })");
+    mouse(&mut page, "mouseWheel", 0.2, json!({"deltaX": 0, "deltaY": -100}));
+    near(shown_part(&mut page), (0.04, 0.84));
+    key(&mut page, "key: '0'");
+    // Two fingers zoom, one moves.
+    let touch = |page: &mut Opened, kind: &str, shares: &[f64]| {
+        let points: Vec<Value> = shares
+            .iter()
+            .enumerate()
+            .map(|(id, share)| json!({"x": left + share * width, "y": middle, "id": id}))
+            .collect();
+        page.browser.call("Input.dispatchTouchEvent", json!({"type": kind, "touchPoints": points}));
+    };
+    touch(&mut page, "touchStart", &[0.4]);
+    touch(&mut page, "touchStart", &[0.4, 0.6]);
+    touch(&mut page, "touchMove", &[0.3, 0.7]);
+    touch(&mut page, "touchEnd", &[]);
+    near(shown_part(&mut page), (0.25, 0.75));
+    // Keys: in, out, sideways; the shown part follows the cursor.
+    key(&mut page, "key: '0'");
+    near(shown_part(&mut page), (0.0, 1.0));
+    key(&mut page, "key: 'Home'");
+    key(&mut page, "key: '+'");
+    key(&mut page, "key: '+'");
+    near(shown_part(&mut page), (0.0, 0.25));
+    key(&mut page, "key: 'ArrowRight', shiftKey: true");
+    near(shown_part(&mut page), (0.0625, 0.3125));
+    key(&mut page, "key: 'End'");
+    let (from, to) = shown_part(&mut page);
+    assert!(to > 0.99 && to - from < 0.26, "{from} {to}");
+    key(&mut page, "key: '-'");
+    let (from, to) = shown_part(&mut page);
+    assert!((to - from - 0.5).abs() < 0.01, "{from} {to}");
+    page.eval(
+        "[...document.querySelectorAll('button')].find((made) => made.textContent === 'show all').click()",
+    );
+    near(shown_part(&mut page), (0.0, 1.0));
+    page.is_quiet();
+}
+
 #[test]
 fn page_is_usable_with_the_keyboard() {
     let Some(mut page) = Opened::of("keys", &training(Training::EIGHT)) else { return };

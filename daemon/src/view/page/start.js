@@ -18,9 +18,11 @@ function keepColors(data) {
   });
 }
 
-// Corrects the time of the cursor: times are relative to the begin of the data, which differs in new data.
+// Corrects the times of the view: times are relative to the begin of the data, which differs in new data.
 function rebase(old, clock) {
-  if (state.cursor !== null) state.cursor += (old.base - clock.base) * 1e9 + (old.base_ns - clock.base_ns);
+  const shift = (old.base - clock.base) * 1e9 + (old.base_ns - clock.base_ns);
+  if (state.cursor !== null) state.cursor += shift;
+  state.shown &&= state.shown.map((t) => t + shift);
 }
 
 const FOCUSABLE = "a[href], button, input, summary, [tabindex]";
@@ -70,6 +72,7 @@ function startProcess(key) {
     }
   };
   const show = (data) => {
+    if (state.isHeld) return;
     if (DATA !== null) rebase(DATA.processes[0].clock, data.processes[0].clock);
     const isFirst = DATA === null;
     keepColors(data);
