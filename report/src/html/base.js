@@ -4,7 +4,6 @@
 const SVG = "http://www.w3.org/2000/svg";
 const [LAYER, STRUCTURE, TAG] = [0, 1, 2];
 const [OTHERS, SMALLER] = [-1, -2];
-const COLORS = 12;
 
 // State of the view: grouping of the rows, moment (0 the end, 1 the peak), exact bytes or the page's unit, and device.
 // A reader's choices on one device survive a redraw: the cursor as a time, the shown part of the timeline (null: all of it), the
@@ -96,10 +95,10 @@ function time(clock, t) {
   return clock.dated ? day + " " + clockTime : clockTime;
 }
 
-// Returns the colour class: by rank for a category, by kind for other memory such as idle.
-const colorClass = (code) =>
-  typeof code === "string" ? code : code === OTHERS ? "others" : code === SMALLER ? "smaller" : "c" + (code % COLORS);
-const swatch = (code) => h("span", { class: "swatch " + (code === null || code === undefined ? "none" : colorClass(code)), "aria-hidden": "true" });
+// Returns the colour class: of a category in a grouping, or by kind for other memory such as idle.
+const colorClass = (code, by = state.by ?? STRUCTURE) =>
+  typeof code === "string" ? code : code === OTHERS ? "others" : code === SMALLER ? "smaller" : "c" + DATA.groupings[by].colors[code];
+const swatch = (code, by) => h("span", { class: "swatch " + (code === null || code === undefined ? "none" : colorClass(code, by)), "aria-hidden": "true" });
 const categoryName = (by, code) =>
   code === OTHERS ? (by === TAG ? "(no tag)" : "Others") : code === SMALLER ? "(smaller ones)" : DATA.groupings[by].names[code];
 

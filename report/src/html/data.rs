@@ -1,8 +1,7 @@
 //! The report as data for the page's script. Amounts are bytes as integers. Times are ns since the process's `base_ns`. Unknown
 //! values are null. Strings from processes have no control characters.
 //!
-//! Each category has a number as its code: its rank among all categories of its grouping on the page, 0 for the largest. The rank
-//! also selects the colour. Code `-1` is `Others`, `-2` stands for categories too small to be named.
+//! Each category has a number as its code: its rank among all categories of its grouping on the page, 0 for the largest. Code `-1` is `Others`, `-2` stands for categories too small to be named.
 
 use super::course::course;
 use super::holdings::{Strings, holdings};
@@ -13,6 +12,7 @@ use crate::labels::label;
 use crate::lines::clean_name;
 use crate::oom::{beside_holders, kind, lines_by_record, memory_by_name, sentence};
 use crate::own::{by_total, figures, lengths, name_of, remarks, title_of};
+use crate::plot::palette;
 use crate::steps::{description, grouped, split_largest};
 use crate::text;
 use crate::{GroupBy, Part, Report, iterations, largest_first, largest_total, sum};
@@ -121,9 +121,9 @@ pub(super) fn page(title: &str, reports: &[Report<'_>], limits: Limits) -> impl 
         title,
         // Size in bytes of one unit of the last printed digit, as numerator and denominator.
         unit: object! { name: unit.name, step: unit.step() },
-        // Names of the categories, ordered by rank.
+        // Names of the categories, ordered by rank, and the numbers of their colours.
         groupings: groupings
-            .map(|(by, ranks)| object! { name: by.name(), rules: rules(by), names: ranks.0.all })
+            .map(|(by, ranks)| object! { name: by.name(), rules: rules(by), colors: palette::numbers(&ranks.0.all), names: ranks.0.all })
             .collect::<Vec<_>>(),
         // Index of the grouping that the page shows first.
         by: reports.first().map_or(0, |report| report.by as usize),

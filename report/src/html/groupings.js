@@ -36,7 +36,7 @@ function groupings(device) {
     const isOther = state.picked && state.picked.by !== by;
     const most = rows.reduce((most, [, bytes]) => Math.max(most, bytes), 1);
     const steps = apportion(round(total), rows.map(([, bytes]) => bytes));
-    const bar = (code, bytes) => sized(h("span", { class: `bar ${colorClass(code)}` }), { width: `${Math.max(0, (100 * bytes) / most)}%` });
+    const bar = (code, bytes) => sized(h("span", { class: `bar ${colorClass(code, by)}` }), { width: `${Math.max(0, (100 * bytes) / most)}%` });
     const body = rows.map(([code, bytes], at) => {
       const isThis = state.picked && state.picked.by === by && state.picked.code === code;
       const pick = () => {
@@ -45,7 +45,7 @@ function groupings(device) {
       };
       const part = shares.get(code) ?? 0;
       return h("tr", { class: isThis ? "picked" : "" },
-        h("th", { scope: "row" }, swatch(code), h("button", { type: "button", class: "pick name", id: `pick-${by}-${code}`, "aria-pressed": String(Boolean(isThis)), onclick: pick }, path(nameOf(by, code)))),
+        h("th", { scope: "row" }, swatch(code, by), h("button", { type: "button", class: "pick name", id: `pick-${by}-${code}`, "aria-pressed": String(Boolean(isThis)), onclick: pick }, path(nameOf(by, code)))),
         h("td", { class: "barcell", "aria-hidden": "true" }, isOther ? h("span", { class: "under" }, bar(code, bytes), bar(code, part)) : bar(code, bytes)),
         number(steps[at], bytes), h("td", { class: "n soft" }, percent(bytes, total)),
         isOther ? number(round(part), part) : null);
@@ -94,10 +94,10 @@ function entries(device) {
     const table = h("div", { class: "scroll" }, h("table", { class: "bars" },
       h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "tag"), h("th", { class: "barcell", "aria-hidden": "true" }), h("th", { class: "n", scope: "col" }, unit().name), h("th", { class: "n", scope: "col" }, "of it"))),
       h("tbody", {}, shown.map(([name, amount], row) => h("tr", {}, h("th", { scope: "row" }, h("bdi", { class: "tag" }, name)),
-        h("td", { class: "barcell", "aria-hidden": "true" }, row < sorted.length && row < TOP ? sized(h("span", { class: "bar " + colorClass(code) }), { width: `${Math.max(0, (100 * amount) / Math.max(1, shown[0][1]))}%` }) : null),
+        h("td", { class: "barcell", "aria-hidden": "true" }, row < sorted.length && row < TOP ? sized(h("span", { class: "bar " + colorClass(code, by) }), { width: `${Math.max(0, (100 * amount) / Math.max(1, shown[0][1]))}%` }) : null),
         number(steps[row], amount), h("td", { class: "n soft" }, percent(amount, bytes))))),
       h("tfoot", {}, h("tr", {}, h("th", { scope: "row" }, "sum"), h("td", { "aria-hidden": "true" }), number(round(bytes), bytes), h("td")))));
-    return h("details", { open: at === 0, "data-key": "entry " + nameOf(by, code) }, h("summary", {}, swatch(code), h("bdi", {}, nameOf(by, code)),
+    return h("details", { open: at === 0, "data-key": "entry " + nameOf(by, code) }, h("summary", {}, swatch(code, by), h("bdi", {}, nameOf(by, code)),
       ` ${withUnit(bytes)}`, h("span", { class: "soft" }, ` · ${sorted.length === 1 ? "1 tag" : thousands(sorted.length) + " tags"}`)), table);
   });
   const single = gap && gap.bytes[state.moment] !== null

@@ -113,7 +113,7 @@ function icicle(device) {
       const made = h("div", {
         role: "treeitem", tabindex: node === zoomed ? "0" : "-1", "aria-level": String(box.level + 1), "aria-label": told(node), title: told(node),
         "aria-expanded": node.children.length ? String(boxes.some((other) => other.node.parent === node)) : null,
-        class: `${node.code === null ? "path" : colorClass(node.code)}${box.width < 12 ? " thin" : ""}${isDim ? " dim" : ""}`,
+        class: `${node.code === null ? "path" : colorClass(node.code, by)}${box.width < 12 ? " thin" : ""}${isDim ? " dim" : ""}`,
       }, box.width < 24 ? null : node === root ? `tracked ${withUnit(total)}` : node.name);
       made.addEventListener("click", () => { if (!node.isRest) zoom(node === zoomed && node.parent ? node.parent : node); });
       made.addEventListener("focus", () => tell(node));
@@ -154,17 +154,17 @@ function icicle(device) {
       h("div", { class: "buttons" }, h("label", {}, "search ", search),
         h("label", {}, h("input", { type: "checkbox", id: "starred", checked: state.starred, onchange: (event) => { state.starred = event.target.checked; render({ focus: "starred" }); } }), " numbers alike (layers.* for layers.0, layers.1 …)"), h("button", { type: "button", onclick: () => zoom(root) }, "all of it"),
         h("span", { class: "soft screen optional" }, "click or Enter zooms, Escape goes back")),
-      board, crumbs, folded("paths", "The picture as a table", () => pathTable(root, total))]);
+      board, crumbs, folded("paths", "The picture as a table", () => pathTable(root, total, by))]);
   return { made, redraw: () => { layout(); tell(zoomed); } };
 }
 
 // Makes a table of the paths with at least a thousandth of tracked memory, in the order of the picture.
-function pathTable(root, total) {
+function pathTable(root, total, by) {
   const rows = [];
   const walk = (node, depth) => {
     for (const child of node.children) {
       if (child.bytes * 1000 < total || rows.length > 2000) continue;
-      rows.push(h("tr", {}, sized(h("th", { scope: "row" }, swatch(child.code), h("bdi", { class: "tag" }, child.name)), { "padding-left": `${depth}rem` }),
+      rows.push(h("tr", {}, sized(h("th", { scope: "row" }, swatch(child.code, by), h("bdi", { class: "tag" }, child.name)), { "padding-left": `${depth}rem` }),
         number(round(child.bytes), child.bytes), h("td", { class: "n soft" }, percent(child.bytes, total))));
       walk(child, depth + 1);
     }

@@ -118,7 +118,7 @@ function ooms(process, device) {
     return h("div", { class: "scroll" }, h("table", { class: "bars" }, h("caption", {}, `${title}, ${unit().name}`),
       hasGrowth ? h("thead", {}, h("tr", {}, h("th", {}, "who"), h("th", { class: "barcell", "aria-hidden": "true" }), h("th", { class: "n" }, "holds"), h("th", { class: "n" }, "grew by"))) : null,
       h("tbody", {}, rows.map(([name, bytes, growth], at) => h("tr", {}, h("th", { scope: "row" }, h("bdi", {}, name)),
-        h("td", { class: "barcell", "aria-hidden": "true" }, sized(h("span", { class: "bar " + colorClass(colors(name)) }), { width: `${Math.max(0, (100 * bytes) / most)}%` })),
+        h("td", { class: "barcell", "aria-hidden": "true" }, sized(h("span", { class: "bar " + colorClass(colors(name), DATA.by) }), { width: `${Math.max(0, (100 * bytes) / most)}%` })),
         number(steps[at], bytes), hasGrowth ? h("td", { class: "n" }, growth === null ? "-" : signed(growth)) : null))),
       h("tfoot", {}, h("tr", {}, h("th", { scope: "row" }, "sum"), h("td"), number(round(total), total), hasGrowth ? h("td") : null))));
   };

@@ -10,7 +10,7 @@ mod holdings;
 
 use super::{Report, group as table};
 use crate::encode::markup;
-use crate::plot::palette::{self, Color, RANKS, category};
+use crate::plot::palette::{self, Color, RANKS};
 use crate::text::{self, Layout};
 use base64::prelude::{BASE64_STANDARD, Engine};
 use data::Limits;
@@ -159,8 +159,8 @@ fn color_style() -> String {
         names.push((format!("on-{name}"), colors.map(Color::text)));
         names.push((name, colors));
     };
-    for rank in 0..RANKS {
-        plain(format!("c{rank}"), category(rank));
+    for number in 0..RANKS {
+        plain(format!("c{number}"), palette::color(number));
     }
     plain("others".to_owned(), palette::OTHERS.ground);
     plain("smaller".to_owned(), palette::SMALLER.ground);

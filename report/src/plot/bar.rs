@@ -40,7 +40,7 @@ pub enum Kind {
     Category,
     /// Sum of several small categories; plain grey.
     Smaller,
-    /// Bytes that no rule matches; white.
+    /// Bytes that no rule matches; beige.
     Others,
     /// Idle memory of pools; light hatch.
     Idle,
@@ -52,18 +52,19 @@ pub enum Kind {
     Untrackable,
 }
 
-impl Kind {
-    /// Returns how the part is drawn; `rank` is the place of its category by size, 0 for the largest.
-    pub(super) fn fill(self, rank: Option<usize>) -> Pattern {
-        match (self, rank) {
-            (Kind::Category, Some(rank)) => Pattern::plain(palette::category(rank)),
-            (Kind::Category, None) | (Kind::Smaller, _) => palette::SMALLER,
-            (Kind::Others, _) => palette::OTHERS,
-            (Kind::Idle, _) => palette::IDLE,
-            (Kind::Opaque, _) => palette::OPAQUE,
-            (Kind::Predates, _) => palette::PREDATES,
-            (Kind::Untrackable, _) => palette::UNTRACKABLE,
-        }
+/// Returns how a part is drawn in a picture whose categories with colours are `ranks`.
+pub(super) fn fill(part: &Segment, ranks: &[String]) -> Pattern {
+    match part.kind {
+        Kind::Category => match rank(part, ranks) {
+            Some(rank) => Pattern::plain(palette::color(palette::numbers(ranks)[rank])),
+            None => palette::SMALLER,
+        },
+        Kind::Smaller => palette::SMALLER,
+        Kind::Others => palette::OTHERS,
+        Kind::Idle => palette::IDLE,
+        Kind::Opaque => palette::OPAQUE,
+        Kind::Predates => palette::PREDATES,
+        Kind::Untrackable => palette::UNTRACKABLE,
     }
 }
 

@@ -2,7 +2,7 @@
 //! runs.
 
 use super::axis::{Axis, GREY, LARGE, SMALL, amounts, percents, words};
-use super::bar::{Bar, Segment, folded, rank, ranks};
+use super::bar::{Bar, Segment, fill, folded, rank, ranks};
 use super::drawing::{Anchor, Data, Drawing, Rect, Text};
 use super::helvetica::{WIDER, distinct, fitted};
 use super::palette::{BLACK, Pattern};
@@ -107,8 +107,7 @@ fn bar_with_list(bar: &Bar, ranks: &[String], axis: &Axis, plot: Rect, out: &mut
 /// Returns the parts of a bar in the order of stacking from below, each with its fill.
 pub(super) fn stacked<'b>(bar: &'b Bar, ranks: &[String]) -> Vec<(&'b Segment, Pattern)> {
     let parts = bar.segments.iter().filter(|part| part.bytes != 0);
-    let mut parts: Vec<(&Segment, Pattern)> =
-        parts.map(|part| (part, part.kind.fill(rank(part, ranks)))).collect();
+    let mut parts: Vec<(&Segment, Pattern)> = parts.map(|part| (part, fill(part, ranks))).collect();
     parts.sort_by_key(|(part, _)| (part.kind, rank(part, ranks)));
     parts
 }

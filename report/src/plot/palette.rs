@@ -1,6 +1,6 @@
-//! Colours of categories: the largest category has the first colour. The colours are distinguishable for colour-blind readers.
-//! They are the hues of Okabe and Ito. Adjacent colours also differ in lightness, so that they differ on a grey printer. Pictures
-//! and pages use the same colours.
+//! Colours of categories. A category has the same colour in each run, picture and page: known categories have fixed colours, other
+//! names get theirs from a hash, or the next free one. The colours are distinguishable for colour-blind readers. They are the hues
+//! of Okabe and Ito.
 //!
 //! No form relies on colour alone: every form names its parts in the order in which they are stacked. Parts without a category
 //! have a pattern or no colour.
@@ -32,15 +32,14 @@ impl Color {
 
 /// Text colour on paper.
 pub const BLACK: Color = Color(0, 0, 0);
-/// Colour of paper, and of the part `Others` on paper.
+/// Colour of paper.
 pub const WHITE: Color = Color(255, 255, 255);
 
 /// Number of categories with their own colour; smaller ones belong in one row `(N smaller)`.
 pub const RANKS: usize = 12;
 
-/// Colours for [light, dark] theme. The lightness of adjacent colours differs by at least half. For the dark theme, dark colours
-/// are lightened to contrast with the background.
-const CATEGORIES: [[Color; 2]; RANKS] = [
+/// Colours for [light, dark] theme. For the dark theme, dark colours are lightened to contrast with the background.
+const COLORS: [[Color; 2]; RANKS] = [
     [Color(0x00, 0x72, 0xb2), Color(0x2f, 0x8f, 0xd0)], // blue
     [Color(0xf0, 0xb4, 0x40), Color(0xf0, 0xb4, 0x40)], // orange
     [Color(0x00, 0x7d, 0x5a), Color(0x0f, 0x9b, 0x73)], // green
@@ -55,10 +54,68 @@ const CATEGORIES: [[Color; 2]; RANKS] = [
     [Color(0x6a, 0x9a, 0xe8), Color(0xd2, 0xfa, 0xa2)], // periwinkle
 ];
 
-/// Returns the colours of a category for [light, dark] theme. `rank` is its place by size, 0 for the largest; ranks beyond
-/// [`RANKS`] repeat the colours.
-pub fn category(rank: usize) -> [Color; 2] {
-    CATEGORIES[rank % RANKS]
+/// Categories of the built-in rules with the number of their colour. Categories that are often stacked on each other differ in
+/// lightness, too.
+const FIXED: [(&str, usize); 23] = [
+    ("parameters", 0),
+    ("Weights", 0),
+    ("gradients", 1),
+    ("Weight Gradients", 1),
+    ("optimizer state", 2),
+    ("Optimizer State", 2),
+    ("temporaries", 3),
+    ("Temporary", 3),
+    ("activations", 4),
+    ("Feature Maps", 4),
+    ("workspace (cuBLAS etc.)", 5),
+    ("workspace", 5),
+    ("Workspace", 5),
+    ("retained forward outputs", 6),
+    ("kv cache", 7),
+    ("parameter copies", 8),
+    ("inputs", 9),
+    ("Inputs", 9),
+    ("buffers", 10),
+    ("Auxiliary State", 10),
+    ("libnccl", 11),
+    ("libnccl (outside torch)", 11),
+    ("Communication", 11),
+];
+
+/// Returns the colours with this number for [light, dark] theme; numbers from [`RANKS`] on repeat the colours.
+pub fn color(number: usize) -> [Color; 2] {
+    COLORS[number % RANKS]
+}
+
+/// Returns the number of the colour that a category has when no other category of its picture has it, and whether it is fixed.
+pub fn preferred(name: &str) -> (usize, bool) {
+    if let Some((_, number)) = FIXED.iter().find(|(fixed, _)| *fixed == name) {
+        return (*number, true);
+    }
+    // FNV-1a.
+    let hash =
+        name.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+    ((hash >> 16) as usize % RANKS, false)
+}
+
+/// Returns the number of the colour of each name of a picture. `names` begins with the largest. A name without a fixed colour gets
+/// the next free one if its preferred colour is taken.
+pub fn numbers<S: AsRef<str>>(names: &[S]) -> Vec<usize> {
+    let preferred: Vec<(usize, bool)> = names.iter().map(|name| preferred(name.as_ref())).collect();
+    let mut is_taken = [false; RANKS];
+    for (number, _) in preferred.iter().filter(|(_, is_fixed)| *is_fixed) {
+        is_taken[*number] = true;
+    }
+    let number = |(number, is_fixed): (usize, bool)| {
+        if is_fixed {
+            return number;
+        }
+        let free = (number..number + RANKS).map(|next| next % RANKS).find(|next| !is_taken[*next]);
+        let number = free.unwrap_or(number);
+        is_taken[number] = true;
+        number
+    };
+    preferred.into_iter().map(number).collect()
 }
 
 /// Appearance of an area: a background, and lines on it if the area stands for memory without a category.
@@ -81,9 +138,13 @@ impl Pattern {
     }
 }
 
-/// Bytes that no rule matches: white on paper, grey on a dark page.
-pub const OTHERS: Pattern =
-    Pattern { ground: [WHITE, Color(0xb4, 0xb8, 0xbe)], ink: None, degrees: 0.0, spacing: 0.0 };
+/// Bytes that no rule matches: beige on paper, light grey on a dark page.
+pub const OTHERS: Pattern = Pattern {
+    ground: [Color(0xec, 0xe4, 0xd4), Color(0xb4, 0xb8, 0xbe)],
+    ink: None,
+    degrees: 0.0,
+    spacing: 0.0,
+};
 /// The sum of small categories: plain grey.
 pub const SMALLER: Pattern = Pattern { ground: [Color(0xd6, 0xd6, 0xd6), Color(0x7d, 0x82, 0x8a)], ..OTHERS };
 /// Idle pool memory: a light, falling hatch.
@@ -132,17 +193,35 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_differ_for_every_eye_and_without_colour() {
+    fn known_categories_keep_their_colour_in_each_picture() {
+        let names = ["activations", "GPT/h.0", "parameters", "GPT/h.1"];
+        let one = numbers(&names);
+        assert_eq!((one[0], one[2]), (4, 0));
+        assert_eq!(numbers(&["parameters"]), [0]);
+        // Without others, a name has its preferred colour, whatever its size.
+        assert_eq!(numbers(&["GPT/h.1"]), [preferred("GPT/h.1").0]);
+    }
+
+    #[test]
+    fn names_of_a_picture_share_no_colour_while_there_are_enough() {
+        let many: Vec<String> = (0..RANKS - 2).map(|layer| format!("GPT/h.{layer}")).collect();
+        let mut names: Vec<&str> = many.iter().map(String::as_str).collect();
+        names.splice(3..3, ["parameters", "gradients"]);
+        let mut all = numbers(&names);
+        all.sort_unstable();
+        assert_eq!(all, (0..RANKS).collect::<Vec<_>>());
+        assert_eq!(numbers(&["parameters", "Weights"]), [0, 0], "both are fixed");
+    }
+
+    #[test]
+    fn others_are_not_white_and_no_category_looks_like_them() {
         for theme in [0, 1] {
-            for rank in 0..RANKS {
-                let (one, next) = (category(rank)[theme], category(rank + 1)[theme]);
-                for kind in ["all", "protan", "deutan"] {
-                    let (a, b) = (seen_by(kind, one), seen_by(kind, next));
-                    let far = a.iter().zip(b).map(|(a, b)| (a - b).powi(2)).sum::<f64>().sqrt();
-                    assert!(far > 0.25, "{theme} {rank} {kind}: {far}");
-                }
-                let (a, b) = (one.luminance() + 0.05, next.luminance() + 0.05);
-                assert!(a.max(b) / a.min(b) > 1.5, "{theme} {rank} in grey: {}", a.max(b) / a.min(b));
+            let others = OTHERS.ground[theme];
+            assert_ne!(others, WHITE);
+            for number in 0..RANKS {
+                let [one, other] = [others, color(number)[theme]].map(|color| seen_by("all", color));
+                let far = one.iter().zip(other).map(|(a, b)| (a - b).powi(2)).sum::<f64>().sqrt();
+                assert!(far > 0.1, "{theme} {number}: {far}");
             }
         }
     }
@@ -152,8 +231,7 @@ mod tests {
         for theme in [0, 1] {
             for kind in ["all", "protan", "deutan"] {
                 for (rank, other) in (0..RANKS).flat_map(|rank| (0..rank).map(move |other| (rank, other))) {
-                    let (a, b) =
-                        (seen_by(kind, category(rank)[theme]), seen_by(kind, category(other)[theme]));
+                    let (a, b) = (seen_by(kind, color(rank)[theme]), seen_by(kind, color(other)[theme]));
                     let far = a.iter().zip(b).map(|(a, b)| (a - b).powi(2)).sum::<f64>().sqrt();
                     assert!(far > 0.1, "{theme} {kind}: {rank} and {other} are {far} apart");
                 }
@@ -164,10 +242,10 @@ mod tests {
     #[test]
     fn text_on_a_colour_can_be_read() {
         for rank in 0..RANKS {
-            let color = category(rank)[0];
+            let color = color(rank)[0];
             let (a, b) = (color.luminance() + 0.05, color.text().luminance() + 0.05);
             assert!(a.max(b) / a.min(b) > 4.5, "{rank}");
         }
-        assert_eq!(category(0)[0].hex(), "#0072b2");
+        assert_eq!(color(0)[0].hex(), "#0072b2");
     }
 }

@@ -1,7 +1,7 @@
 //! Draws categories as horizontal bars, one in each row with its name. Suits any number and length of names.
 
 use super::axis::{Axis, GREY, GRID, LARGE, SMALL, amounts, words};
-use super::bar::{Bar, Segment, rank};
+use super::bar::{Bar, Segment, fill};
 use super::bars::MARGIN;
 use super::drawing::{Anchor, Data, Drawing, Rect, Text};
 use super::helvetica::{WIDER, distinct, fitted, width};
@@ -74,7 +74,7 @@ impl Rows<'_> {
             let width = (end - zero).abs().max(0.3);
             let at = Rect { x: zero.min(end), y: top + 2.5, width, height: ROW - 5.0 };
             let data = Data { container: bar.title.clone(), name: row.name.clone(), bytes };
-            out.rect(at, row.kind.fill(rank(row, self.ranks)), Some((BLACK, 0.5)), Some(data));
+            out.rect(at, fill(row, self.ranks), Some((BLACK, 0.5)), Some(data));
             let label = format!("{amount}  {share}");
             let label = words(label.trim_end(), at.x + at.width + 5.0, y, SMALL);
             // A background hides the grid line behind the label.

@@ -1,7 +1,7 @@
 //! Draws memory over time: areas stacked by category, untrackable memory on top, and the bytes that NVML charged as a line.
 
 use super::axis::{Axis, GREY, LARGE, SMALL, decimals, round_step, words};
-use super::bar::{Bar, Kind, Segment, folded, largest, merged, rank};
+use super::bar::{Bar, Kind, Segment, fill, folded, largest, merged, rank};
 use super::bars::{LIST, MARGIN, ROW, list, stacked};
 use super::drawing::{Anchor, Data, Drawing, Item, Rect, Text};
 use super::helvetica::{fitted, width};
@@ -197,11 +197,9 @@ impl Chart<'_> {
             let top: Vec<i64> = top.collect();
             let outline = stair(&top).into_iter().chain(stair(&floor).into_iter().rev()).collect();
             let bytes = amounts.get(peak).copied().unwrap_or(0);
-            let fill = layer.kind.fill(rank(&layer, &self.ranks));
-            // White areas need an outline to be visible.
-            let edge = if layer.kind == Kind::Others { (GREY, 0.4) } else { (WHITE, 0.25) };
+            let fill = fill(&layer, &self.ranks);
             let data = Some(Data { container: container.clone(), name: layer.name, bytes });
-            self.out.items.push(Item::Shape { points: outline, fill, stroke: Some(edge), data });
+            self.out.items.push(Item::Shape { points: outline, fill, stroke: Some((WHITE, 0.25)), data });
             floor = top;
         }
         self.out.line(stair(&floor), GREY, 0.5);

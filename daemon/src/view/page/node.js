@@ -1,6 +1,7 @@
 // The page of all devices with the processes that use their memory. The printed numbers of each device add up.
 
-const codes = new Map();
+// Codes of categories, and the numbers of their colours, by name.
+const [codes, colors] = [new Map(), new Map()];
 let node = null;
 let nodeSource = null;
 
@@ -12,19 +13,21 @@ function unitFor(bytes) {
   return bytes >= 10 * KIB ? { name: "KiB", step: [KIB, 10] } : { name: "bytes", step: [1, 1] };
 }
 
-// Returns the code of a category's colour, which does not change while the page is open.
+// Returns the code of a category, which does not change while the page is open.
 function codeFor(name) {
   return name === "Others" ? OTHERS : name === "(smaller ones)" ? SMALLER : codes.get(name) ?? SMALLER;
 }
 function takeNode(data) {
   const sums = new Map();
-  for (const process of data.processes) for (const { name, bytes } of process.structures) sums.set(name, (sums.get(name) ?? 0) + bytes);
-  for (const [name] of [...sums].sort((a, b) => b[1] - a[1])) {
-    if (name !== "Others" && name !== "(smaller ones)" && !codes.has(name)) codes.set(name, codes.size);
+  for (const process of data.processes) for (const { name, bytes, color } of process.structures) sums.set(name, { color, bytes: (sums.get(name)?.bytes ?? 0) + bytes });
+  for (const [name, { color }] of [...sums].sort((a, b) => b[1].bytes - a[1].bytes)) {
+    if (name === "Others" || name === "(smaller ones)" || codes.has(name)) continue;
+    codes.set(name, codes.size);
+    colors.set(name, color);
   }
   node = data;
   const largest = data.devices.reduce((most, device) => Math.max(most, device.total_bytes ?? device.reading?.used_bytes ?? 0), 0);
-  DATA = { processes: [], groupings: [{ name: "layer", names: [] }, { name: "structure", names: [...codes.keys()] }, { name: "tag", names: [] }], unit: unitFor(largest) };
+  DATA = { processes: [], groupings: [{ name: "layer", names: [], colors: [] }, { name: "structure", names: [...codes.keys()], colors: [...colors.values()] }, { name: "tag", names: [], colors: [] }], unit: unitFor(largest) };
 }
 
 const named = (device) => `GPU ${device.ordinal}`;

@@ -13,6 +13,7 @@ use gpumem_ledger::{AccountView, Class, DeviceView, ProcessView};
 use gpumem_model::control::{DeviceRow, ProcessRow};
 use gpumem_report::category::{OTHERS, Rules};
 use gpumem_report::names;
+use gpumem_report::plot::palette::preferred;
 use gpumem_report::rules::Groupings;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -189,7 +190,7 @@ impl Sums {
         sums
     }
 
-    /// Returns the categories, largest first; then the sum of small ones, and `Others`.
+    /// Returns the categories with the numbers of their colours, largest first; then the sum of small ones, and `Others`.
     fn categories(self) -> Vec<Value> {
         let mut list: Vec<(String, i64)> = self.named.into_iter().collect();
         list.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
@@ -197,6 +198,8 @@ impl Sums {
         let smaller = smaller.iter().fold(0_i64, |sum, (_, bytes)| sum.wrapping_add(*bytes));
         let others = [(SMALLER.to_owned(), smaller), (OTHERS.to_owned(), self.others)];
         list.extend(others.into_iter().filter(|(_, bytes)| *bytes != 0));
-        list.into_iter().map(|(name, bytes)| json!({ "name": name, "bytes": bytes })).collect()
+        list.into_iter()
+            .map(|(name, bytes)| json!({ "name": name, "bytes": bytes, "color": preferred(&name).0 }))
+            .collect()
     }
 }

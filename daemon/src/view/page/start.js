@@ -1,14 +1,18 @@
 // The page of one process: the report, drawn again when there is new data. The user's choices stay. Also starts both pages.
 
-// Changes the codes in new data so that each name keeps its colour.
-const colorNames = [[], [], []];
+// Changes the codes in new data so that each name keeps its code and its colour.
+const known = [0, 1, 2].map(() => ({ names: [], colors: [] }));
 function keepColors(data) {
   data.groupings.forEach((grouping, by) => {
-    const names = colorNames[by];
-    grouping.names.forEach((name) => { if (!names.includes(name)) names.push(name); });
+    const { names, colors } = known[by];
+    grouping.names.forEach((name, at) => {
+      if (names.includes(name)) return;
+      names.push(name);
+      colors.push(grouping.colors[at]);
+    });
     const to = grouping.names.map((name) => names.indexOf(name));
     const code = (old) => (typeof old === "number" && old >= 0 ? to[old] : old);
-    grouping.names = names;
+    Object.assign(grouping, { names, colors });
     for (const { detail } of data.processes.flatMap((process) => process.devices)) {
       if (!detail) continue;
       for (const row of detail.statements[by]) if (row.code !== undefined) row.code = code(row.code);
