@@ -335,7 +335,7 @@ pub(crate) struct Report {
     /// A pid, also of a launcher; a stored run (r7); a recording or log (./FILE) [default: your latest run]
     #[arg(value_name = "PID|RUN|FILE")]
     pub run: Option<String>,
-    /// More of them, reported in turn or drawn side by side
+    /// More runs, processes or files, reported one after another or drawn side by side
     #[arg(value_name = "MORE", conflicts_with = "job")]
     pub more: Vec<String>,
     /// Select the processes of this job

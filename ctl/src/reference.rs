@@ -14,8 +14,8 @@ const HEAD: &str = "# Every command of gpumemctl
 <!-- made by ctl/src/reference.rs from the argument parser: UPDATE_GOLDEN=1 -->
 
 The same is in `gpumemctl COMMAND --help` and in the manual pages of the package (`man gpumemctl-report`). `--help` and
-`--version` are everywhere. Options may stand before or after the words; `--` ends them. What is typed wrong ends with exit code 2
-and a sentence. Environment variables: [reference-environment.md](reference-environment.md); the daemon's own options:
+`--version` work with every command. Options may stand before or after arguments; `--` ends them. A wrong command line ends with exit
+code 2 and the reason. Environment variables: [reference-environment.md](reference-environment.md); the daemon's own options:
 [reference-config.md](reference-config.md).
 ";
 

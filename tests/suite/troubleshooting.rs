@@ -15,7 +15,7 @@ fn document() -> (PathBuf, String) {
 fn check_table_matches_the_program() {
     let (path, text) = document();
     let rows = Check::ALL.iter().map(|check| format!("| `{}` | {} |\n", check.id(), check.about()));
-    let table = format!("| id | looks at |\n|---|---|\n{}", rows.collect::<String>());
+    let table = format!("| id | checks |\n|---|---|\n{}", rows.collect::<String>());
     let (before, rest) = text.split_once(FROM).expect("a place for the table");
     let (shown, after) = rest.split_once(TO).expect("its end");
     if std::env::var_os("UPDATE_GOLDEN").is_some() {

@@ -37,11 +37,11 @@ pub(crate) const AUTOGRAD: &str = "GPUMEM_AUTOGRAD";
 pub(crate) const PYTHON: &str = "GPUMEM_PYTHON";
 /// `0`: NVTX ranges are not scopes.
 pub(crate) const NVTX: &str = "GPUMEM_NVTX";
-/// `0`: what nothing names is not named after the line of the Python program, or the function, that allocated it.
+/// `0`: memory without another name is not named after the Python line or the function that allocated it.
 pub(crate) const SITES: &str = "GPUMEM_SITES";
 /// `1`: what modules of PyTorch's allocate has the line of the program, too: `report --by line`.
 pub(crate) const LINES: &str = "GPUMEM_LINES";
-/// NVTX domains whose ranges are scopes beside the default one, with commas between; `*` for all.
+/// NVTX domains whose ranges are scopes, in addition to the default one, separated by commas; `*` for all.
 pub(crate) const NVTX_DOMAINS: &str = "GPUMEM_NVTX_DOMAINS";
 
 /// `1`: NVTX ranges that are started and ended, which belong to the process, are the tag of threads without another one.

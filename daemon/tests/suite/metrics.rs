@@ -315,10 +315,10 @@ fn cardinality() -> String {
         text += &format!("| {what} | {most} | {} |\n", most * 200);
     };
     let shown = ViewSettings::default();
-    row("8 GPUs, nobody there", own + most(&shown, 8, 0, 0));
+    row("8 GPUs without processes", own + most(&shown, 8, 0, 0));
     row("8 GPUs with 16 processes each, none with an agent", own + most(&shown, 8, 0, 16));
     row("8 GPUs with 1 process each, with an agent", own + most(&shown, 8, 1, 0));
-    row("8 GPUs with 16 processes each, 3 of them with an agent", own + most(&shown, 8, 3, 13));
+    row("8 GPUs with 16 processes each, 3 with an agent", own + most(&shown, 8, 3, 13));
     row("8 GPUs with 16 processes each, all with an agent", own + most(&shown, 8, 16, 0));
     let tags = ViewSettings { tags: 10, ..ViewSettings::default() };
     row("the same with `tags = 10`", own + most(&tags, 8, 16, 0));

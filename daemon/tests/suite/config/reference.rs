@@ -14,14 +14,14 @@ const HEAD: &str = "# Every key of the configuration
 <!-- made by daemon/tests/suite/config.rs from config/gpumemd.toml and the program: UPDATE_GOLDEN=1 -->
 
 gpumemd reads `/etc/gpumemd/gpumemd.toml`, or the file after `--config`: TOML, and every key may be left out. `config/gpumemd.toml` is
-a file with every key and its default. A key that does not exist, or a value that is not allowed, is refused with file, line and what is allowed:
+a file with every key and its default. An unknown key or value is refused with file, line and the allowed values:
 
 ```sh
 gpumemd --check --config config/gpumemd.toml
 ```
 
-A changed file is read again at `SIGHUP` (`systemctl reload gpumemd`). What does not take effect then is said in the log, and
-stays as it was until the daemon is restarted; the column `reload` says which is which.
+A changed file is read again at `SIGHUP` (`systemctl reload gpumemd`). The log lists changed keys that need a
+restart; the column `reload` has `restart` for them.
 
 Amounts in keys that end in `_s` are seconds, `_hz` times a second, `_mib` MiB, `_days` days. In the column `takes`, bounds are inclusive.
 ";
@@ -182,7 +182,7 @@ No key is set by a variable. What the file leaves open is decided by these:
 | `GPUMEM_STORE` | `runs.store` |
 | `XDG_STATE_HOME`, `HOME` | `runs.store` of a daemon that is not root's, or is private: `gpumem/runs.sqlite` in the first, or below `.local/state` of the second |
 | `NOTIFY_SOCKET`, `WATCHDOG_USEC`, `LISTEN_FDS`, `LISTEN_FDNAMES` | of systemd's: docs/systemd.md |
-| `JOURNAL_STREAM` | where it is set, the log has no times of its own |
+| `JOURNAL_STREAM` | where it is set, the log's lines have no times, because journald adds them |
 
 Variables of the agent and of gpumemctl: [reference-environment.md](reference-environment.md).
 ";
