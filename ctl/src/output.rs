@@ -107,7 +107,7 @@ fn fill_file(path: &Path, write: WriteDocument<'_>, force: bool) -> Result<()> {
 }
 
 fn exists() -> anyhow::Error {
-    anyhow::anyhow!("is there already: give another name, or --force to replace it")
+    anyhow::anyhow!("exists already: give another name, or --force to replace it")
 }
 
 /// Path of a temporary file in the folder of the target. The file is deleted unless it was renamed to the target.

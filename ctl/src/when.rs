@@ -28,7 +28,7 @@ const DAY_NS: i128 = 86_400 * SECOND_NS;
 pub(crate) enum When {
     /// Nanoseconds before now or before the run's end.
     Ago(u64),
-    /// The latest moment with this time of day.
+    /// The latest time in the past with this time of day.
     OfDay(Time, Zone),
     /// Nanoseconds since 1970.
     At(i64),
@@ -179,7 +179,7 @@ impl When {
             When::OfDay(time, zone) => latest_with_time(*time, *zone, now_ns),
             When::Line(line) => Err(format!("`{line}` has no unit: {FORMS}")),
             When::Record(_) => {
-                Err(format!("times that begin with + are of runs without a wall clock: {FORMS}"))
+                Err(format!("times that begin with + are for runs without a wall clock: {FORMS}"))
             }
             When::Mark(name) => Err(format!("`{name}` is not a time: {FORMS}")),
         }
@@ -199,11 +199,11 @@ impl When {
             (Clock::Lines, _) => Err(LINES.into()),
             (_, When::Ago(ago_ns)) => Ok(end_ns.saturating_sub(*ago_ns)),
             (Clock::Monotonic { wall_offset_ns: None }, When::Record(time_ns)) => Ok(*time_ns),
-            (Clock::Monotonic { wall_offset_ns: None }, _) => {
-                Err("this run does not know the time of day: type +12.5s as its report prints times, or 10m for so long \
+            (Clock::Monotonic { wall_offset_ns: None }, _) => Err(
+                "this run has no time of day: type +12.5s as its report prints times, or 10m for 10 minutes \
                      before its end"
-                    .into())
-            }
+                    .into(),
+            ),
             (Clock::Monotonic { wall_offset_ns: Some(offset) }, when) => {
                 let end = i128::from(end_ns) + i128::from(offset);
                 let end = end.clamp(i64::MIN.into(), i64::MAX.into()) as i64;

@@ -8,7 +8,7 @@ use core::ffi::{CStr, c_char, c_void};
 pub type CuptiResult = u32;
 /// A CUpti_SubscriberHandle: identifies a subscription.
 pub type SubscriberHandle = *mut c_void;
-/// Type of a function that writes CUPTI's number of a context, or of the context's device.
+/// Type of a function that writes a context's number (as CUPTI counts contexts), or the number of its device.
 pub type GetNumber = unsafe extern "C" fn(*const c_void, *mut u32) -> CuptiResult;
 /// Type of a callback function. Arguments: `userdata`, domain, id, data.
 pub type Callback = unsafe extern "C" fn(*mut c_void, u32, u32, *const c_void);
@@ -99,7 +99,7 @@ pub fn friendly(result: CuptiResult) -> &'static str {
         0 => "ok",
         1 => "CUPTI refused a parameter",
         2 => "this libcupti does not know this GPU: install a newer one",
-        15 => "libcupti and the driver do not fit, or there is no GPU",
+        15 => "libcupti and the driver are incompatible, or there is no GPU",
         23 => "another profiler has disabled CUPTI",
         27 => "this libcupti does not support it here",
         33 => "profiling is not supported on this virtual GPU",
@@ -111,7 +111,7 @@ pub fn friendly(result: CuptiResult) -> &'static str {
         45 => "CUPTI is not supported on this WSL",
         46 => "this libcupti does not know this chip",
         47 => "hardware event tracing and MPS exclude each other",
-        999 => "CUPTI failed (it says so too when there is no driver)",
+        999 => "CUPTI failed (also if there is no driver)",
         _ => "CUPTI failed",
     }
 }

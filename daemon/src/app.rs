@@ -215,7 +215,7 @@ fn record(
     use anyhow::Context;
     let Some(path) = &settings.record else { return Ok(None) };
     let recorder = Recorder::start(path, Arc::clone(stats), Arc::clone(resumed));
-    recorder.map(Some).with_context(|| format!("record = {path:?}: a new file cannot be made"))
+    recorder.map(Some).with_context(|| format!("record = {path:?}: a new file cannot be created"))
 }
 
 struct Listeners {

@@ -71,7 +71,7 @@ fn start(run: Run, signals: Signals) -> anyhow::Result<()> {
     let setup = Setup { file: run.config, private: run.private, home: Home::of_process(), service: true };
     let settings = setup.settings()?;
     if run.check {
-        println!("the configuration is right");
+        println!("the configuration is valid");
         return Ok(());
     }
     log(&run.log)?;

@@ -30,11 +30,11 @@ pub struct NvmlStatus {
     pub counters: NvmlCounters,
     /// Pid of the process that holds NVML open.
     pub poller_pid: Option<u32>,
-    /// All devices that were seen since the start, in NVML's order.
+    /// All devices found since the daemon's start, in NVML's order.
     pub devices: Vec<DeviceStatus>,
 }
 
-/// One device (a GPU, or a MIG instance) that was seen since the start.
+/// One device (a GPU, or a MIG instance) found since the daemon's start.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DeviceStatus {
     /// UUID of the device.
@@ -110,7 +110,7 @@ impl NvmlStatus {
     /// Returns the problem if NVML cannot read any device now.
     pub(crate) fn problem(&self) -> Option<&str> {
         if self.up {
-            self.stalled_since_ns.map(|_| "a call has not returned so far")
+            self.stalled_since_ns.map(|_| "an NVML call has not returned so far")
         } else {
             Some(self.reason())
         }
@@ -181,7 +181,7 @@ pub struct NvmlCalls {
 }
 
 impl NvmlCalls {
-    /// Returns all totals in a fixed order. The poller sends them in this order, and its parent reads them in it.
+    /// Returns all totals in the order in which the poller process sends them and the daemon reads them.
     pub(crate) fn fields_mut(&mut self) -> [&mut u64; 7] {
         let NvmlCalls { memory_calls, memory_ns, list_calls, list_ns, failed_calls, deferred, refused } =
             self;

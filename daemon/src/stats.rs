@@ -8,7 +8,7 @@ use prometheus::{
 };
 use std::time::Duration;
 
-/// A metric family: all series with the same metric name.
+/// A metric with its name, help text and type; its series differ in labels.
 #[derive(Debug, Clone, Copy)]
 pub struct Family {
     /// Name of the metric.
@@ -152,8 +152,9 @@ metrics! {
         counter "gpumemd_nvml_lists_deferred_total", "Process lists deferred because nvml.list_budget was used up." { NvmlListsDeferred }
         counter "gpumemd_nvml_failed_calls_total", "Failed NVML calls." { NvmlFailedCalls }
         counter "gpumemd_nvml_refused_values_total", "Impossible values of the driver that were refused: more bytes than the GPU has, or an invalid pid." { NvmlRefusedValues }
-        counter "gpumemd_nvml_restarts_total", "Processes for NVML started after the first one." { NvmlRestarts }
-        counter "gpumemd_nvml_hangs_total", "Processes for NVML replaced because a call did not return." { NvmlHangs }
+        counter "gpumemd_nvml_restarts_total", "Starts of the process that reads NVML, after the first start." { NvmlRestarts }
+        counter "gpumemd_nvml_hangs_total", "Replacements of the process that reads NVML, because a call did not \
+             return." { NvmlHangs }
     }
 }
 

@@ -148,7 +148,7 @@ impl<'s> Feed<'s> {
     pub fn caveat_rejects(&mut self, what: &str, place: &str, example: &str) {
         if self.rejects.count > 0 {
             let (what, places) = (plural(self.rejects.count, what), self.rejects.listed());
-            let text = format!("{what} cannot be read ({place} {places}); right is: {example}");
+            let text = format!("{what} cannot be read ({place} {places}); a correct one: {example}");
             self.sink.caveat("rejected_lines", text);
         }
     }

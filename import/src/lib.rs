@@ -71,7 +71,7 @@ pub const FORMATS: &[Format] = formats! {
     "tbd-analysis", tbd_analysis, Some("tbd"), "sums of categories, as the TBD suite's memory_analysis.py writes them";
     "tbd-mem-csv", tbd_mem_csv, None, "CSV of the TBD suite's pytorch_mem_profiler";
     "nvidia-smi-csv", nvidia_smi, None,
-        "used memory of processes as nvidia-smi said it: --query-compute-apps, or a scalar's CSV";
+        "used memory of processes as nvidia-smi printed it: --query-compute-apps, or a scalar's CSV";
     "mxnet1-csv", mxnet1_csv, Some("mxnet"), "tags and MiB of the GPU memory profiler proposed for MXNet 1.x";
 };
 
@@ -121,7 +121,7 @@ mod exported {
     pub(super) use gpumem_runs::export::looks_like;
 
     pub(super) fn read(input: Input, _: &mut dyn Sink) -> Result<(), Error> {
-        let what = "is a run already, and has no records to play: report or import it".to_owned();
+        let what = "is an exported run and has no records to replay: report or import it".to_owned();
         Err(Error::Damaged { path: input.path, offset: 0, what })
     }
 }

@@ -35,7 +35,7 @@ pub(super) fn looks_like(head: &[u8]) -> bool {
 /// What the columns of a file mean, according to its header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Columns {
-    /// TensorBoard's columns: wall time, step, value.
+    /// The file has TensorBoard's columns: wall time, step, value.
     Scalar,
     Processes {
         /// Number of columns.
@@ -48,7 +48,7 @@ enum Columns {
         name: Option<usize>,
         used: usize,
     },
-    /// Columns about whole devices; such a file has no processes.
+    /// The file has columns about whole devices and no processes.
     Devices,
 }
 
@@ -129,7 +129,7 @@ struct Log {
     live: BTreeMap<u32, (ProcessKey, u32)>,
     /// Number of processes so far, including ended ones.
     processes: usize,
-    /// Rows of the current reading so far.
+    /// Rows of the reading that is being collected.
     group: Group,
     /// GPUs that had a process in the last reading.
     busy: BTreeSet<u8>,

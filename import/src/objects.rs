@@ -35,10 +35,10 @@ pub(super) struct Objects<R> {
     pub offset: u64,
 }
 
-/// State of the parser within an object.
+/// Parser state inside a JSON object.
 #[derive(Clone, Copy)]
 struct Inside {
-    /// Number of open brackets.
+    /// Number of brackets that are open at this place.
     depth: u32,
     /// Whether the parser is within a string.
     text: bool,

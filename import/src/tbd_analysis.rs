@@ -134,7 +134,7 @@ impl<'de> Visitor<'de> for &mut Analysis<'_, '_> {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
         while let Some(word) = map.next_key::<Cow<'_, str>>()? {
             if self.categories == MAX_CATEGORIES {
-                return Err(serde::de::Error::custom("more categories than the suite has words"));
+                return Err(serde::de::Error::custom("more categories than the suite defines"));
             }
             self.category(&word, &map.next_value()?);
         }

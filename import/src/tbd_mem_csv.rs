@@ -130,7 +130,7 @@ impl Row {
     }
 }
 
-/// A process that writes rows to the file.
+/// One process that wrote rows to the file.
 #[derive(Default)]
 struct Rank {
     process: ProcessFeed,

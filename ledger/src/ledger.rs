@@ -66,7 +66,7 @@ pub struct Ledger {
     pub(crate) by_key: Map<ProcessKey, usize>,
     /// Processes that have an account on each device; an NVML reading concerns only these.
     pub(crate) members: Vec<Vec<usize>>,
-    /// Device index by device slot (number in records) of the daemon's NVML readings.
+    /// Index of a device, by the number (slot) that the daemon's NVML readings use for it.
     host_slots: Map<u8, usize>,
     pub(crate) now_ns: u64,
     pub(crate) clock: ClockKind,

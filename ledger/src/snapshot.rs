@@ -18,7 +18,7 @@ use gpumem_model::run::{Amounts, Clock, Oom, Pool, SideMemory, UntrackableChange
 use gpumem_wire::{ByeReason, ClockKind, PoolOwner};
 use std::sync::Arc;
 
-/// The ledger at one moment.
+/// The state of the whole ledger at one time, for views.
 #[derive(Debug, Clone, PartialEq)]
 #[allow(missing_docs)]
 pub struct Snapshot {
@@ -57,7 +57,7 @@ pub struct PeakView {
     pub gap: Option<PeakGap>,
 }
 
-/// One process on one device.
+/// The memory of one process on one device.
 #[derive(Debug, Clone, PartialEq)]
 #[allow(missing_docs)]
 pub struct AccountView {
@@ -95,7 +95,7 @@ pub struct ProcessView {
     /// Facts from the daemon, and claims of the process.
     pub facts: Facts,
     pub coverage: Coverage,
-    /// Counts of records that contradicted the known state.
+    /// Numbers of records that contradicted the ledger's state.
     pub odd: AnomalyCounts,
     /// Time of the end (ns), and wait status if known; absent while the process runs.
     pub ended: Option<(u64, Option<u64>)>,

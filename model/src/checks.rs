@@ -50,25 +50,27 @@ checks! {
     GpuUnnamed = "gpu.unnamed", "GPUs without a readable UUID";
     GpuMig = "gpu.mig", "MIG instances that are hidden from this container";
     GpuFaults = "gpu.faults", "faults (Xid) that the driver reported";
-    GpuEvents = "gpu.events", "events of a GPU's health beside faults: DRAM retirement, poison, GPU unavailable, recovery action";
+    GpuEvents = "gpu.events", "health events of a GPU other than faults: DRAM retirement, poison, GPU unavailable, \
+         recovery action";
     GpuStrangers = "gpu.strangers", "memory of processes that are dead, hidden or in another PID namespace";
     GpuBytes = "gpu.bytes", "listed processes without bytes (WSL, vGPU, some MIG)";
     GpuRemainder = "gpu.remainder", "used memory that NVML charges to no process";
     GpuMps = "gpu.mps", "clients of MPS, and where their memory is charged";
-    GpuGraphics = "gpu.graphics", "processes that draw as well as compute";
-    GpuVgpu = "gpu.vgpu", "a virtual GPU: figures that the host does not pass on";
+    GpuGraphics = "gpu.graphics", "processes that use a GPU for graphics as well as computing";
+    GpuVgpu = "gpu.vgpu", "a virtual GPU (vGPU): values that its host withholds";
     GpuUnified = "gpu.unified", "a GPU without dedicated memory: it uses the host's";
     GpuAddressing = "gpu.addressing", "how a GPU addresses the host's memory (HMM, ATS), and the NUMA node of its memory";
     GpuLimits = "gpu.limits", "limits of a GPU's memory that the driver keeps for control groups (R615), and how much of each is used";
     Accounting = "accounting", "the driver's accounting mode: exact peaks of processes without an agent; never changed by gpumemd";
-    KernelLog = "kernel.log", "whether the kernel's log can be read: kills for host memory, faults by pid";
+    KernelLog = "kernel.log", "whether the daemon can read the kernel's log, which names processes killed for lack \
+         of host memory and those with faults";
     Store = "store", "whether runs are written: path, damage, permissions, a full disk";
     StoreDamage = "store.damage", "a store that was damaged and set aside";
     StoreSize = "store.size", "a store above its size limit";
     StoreAge = "store.age", "old runs that are kept because the clock may be wrong";
     StoreLost = "store.lost", "runs that were never stored";
     StoreAnswers = "store.answers", "replies that omit runs because of their size limit";
-    StoreRoom = "store.room", "room in the store's file system";
+    StoreRoom = "store.room", "free space in the store's file system";
     Recording = "recording", "records that the daemon's recording lacks";
     Metrics = "metrics", "whether metrics are served, and where";
     MetricsSeries = "metrics.series", "series that a scrape left out";
@@ -89,27 +91,30 @@ checks! {
     Blocked = "processes.blocked", "processes in which another client holds CUPTI, and its name";
     Partial = "processes.partial", "processes that lost records, or reached the limit of rows";
     Process = "process", "whether the daemon knows the process, and covers it";
-    ProcessAccess = "process.access", "whether this user may read its files in /proc";
-    ProcessCuda = "process.cuda", "whether it has opened the driver's libcuda";
+    ProcessAccess = "process.access", "whether this user may read the process's files in /proc";
+    ProcessCuda = "process.cuda", "whether the process has opened the driver's libcuda";
     ProcessProgram = "process.program", "programs that cannot load the library: static, another C library, another architecture";
-    ProcessVariable = "process.variable", "whether CUDA_INJECTION64_PATH reached it, and if not, where it was lost";
-    ProcessFile = "process.file", "whether the library is there and readable in its mount namespace, and fits it";
+    ProcessVariable = "process.variable", "whether CUDA_INJECTION64_PATH reached the process, and if not, which \
+         program dropped it";
+    ProcessFile = "process.file", "whether libgpumem.so exists and is readable in the process's mount namespace, \
+         and has the program's architecture";
     ProcessDisabled = "process.disabled", "whether GPUMEM_DISABLE keeps the agent out";
-    ProcessAgent = "process.agent", "which libgpumem.so it has loaded, and whether its agent runs";
+    ProcessAgent = "process.agent", "which libgpumem.so the process has loaded, and whether its agent runs";
     ProcessFork = "process.fork", "a child that was forked after CUDA was in use: its agent is silent, and CUDA does not work there";
-    ProcessSocket = "process.socket", "whether it sees the daemon's agent socket: path, mount namespace, permissions";
+    ProcessSocket = "process.socket", "whether the process can open the daemon's agent socket: path, mount \
+         namespace, permissions";
     ProcessSandbox = "process.sandbox", "system call filters (seccomp) that may keep the agent from reporting";
     ProcessAge = "process.age", "a process that is older than the daemon or has just started";
-    ProcessCupti = "process.cupti", "its loaded libcupti, and other tools that use it";
-    ProcessBlocked = "process.blocked", "why CUPTI does not serve its agent";
+    ProcessCupti = "process.cupti", "the libcupti that the process has loaded, and other tools that use CUPTI";
+    ProcessBlocked = "process.blocked", "why CUPTI does not serve the process's agent";
     ProcessPaused = "process.paused", "an agent that was paused, or has stopped";
     ProcessLate = "process.late", "an agent that started after the first allocations";
-    ProcessBlind = "process.blind", "intervals in which its agent saw nothing";
+    ProcessBlind = "process.blind", "intervals in which the process's agent recorded nothing";
     ProcessLost = "process.lost", "lost records";
-    ProcessLimit = "process.limit", "whether its records are within the memory limits";
+    ProcessLimit = "process.limit", "whether the process's records are within the memory limits";
     ProcessOdd = "process.odd", "records that contradict each other: a forged agent, or a fault of gpumem";
-    ProcessNames = "process.names", "how its memory gets its names, and which layers do not work";
-    ProcessBytes = "process.bytes", "why NVML reports no bytes for it";
+    ProcessNames = "process.names", "the sources of names for the process's memory, and those that do not work";
+    ProcessBytes = "process.bytes", "why NVML reports no bytes for the process";
     ProcessMps = "process.mps", "an MPS server, in which the agent is silent";
 }
 

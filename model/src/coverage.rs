@@ -177,7 +177,7 @@ pub struct Program {
     pub heard: u64,
 }
 
-/// Which part of a life a run is.
+/// Position of a run among the parts of its process's life.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Part {
@@ -185,7 +185,7 @@ pub struct Part {
     pub number: u32,
     /// Time at which the part began (ns).
     pub began_ns: u64,
-    /// Number of ordered records, booked or lost, in earlier parts.
+    /// Number of records with a sequence number, booked or lost, in earlier parts.
     pub events_before: u64,
 }
 

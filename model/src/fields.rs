@@ -175,12 +175,12 @@ pub fn merge<T: Clone + Eq + Hash>(list: &mut Vec<T>, items: impl IntoIterator<I
     items.into_iter().map(&mut index).collect()
 }
 
-/// Rules for the begin of a part.
+/// Rules of operation `part`: a long life continues in a new run.
 pub mod part {
     /// Keeps the value, which covers the whole life.
     pub fn carry<T>(_: &mut T, _: &T) {}
 
-    /// Subtracts the count at the begin of the part.
+    /// Subtracts the count that the process had when this part began.
     pub fn since(now: &mut u64, at_start: &u64) {
         *now = now.saturating_sub(*at_start);
     }
@@ -213,7 +213,7 @@ pub mod join {
         *earlier = later;
     }
 
-    /// Appends the later list.
+    /// Appends the list of the later run.
     pub fn append<T>(earlier: &mut Vec<T>, later: Vec<T>) {
         earlier.extend(later);
     }
@@ -263,7 +263,7 @@ pub mod clip {
     }
 }
 
-/// Rules for readers who may not see names.
+/// Rules of operation `redact`: the reader may not see names.
 pub mod redact {
     /// Keeps the field: it contains no name.
     pub fn keep<T>(_: &mut T) {}
@@ -296,7 +296,7 @@ pub struct Window {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WindowKind {
-    /// One moment: the second column shows the amounts held then; the first still shows the last moment.
+    /// One time: the second column shows the amounts at this time; the first still shows the last moment.
     At,
     /// From a time to the end of the run, or to now: the second column shows the highest moment in the window.
     Since,

@@ -8,22 +8,22 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct UntrackableParts {
-    /// Bytes that the creation of contexts took; measured.
+    /// Untrackable bytes that creating CUDA contexts took; measured.
     #[serde(skip_serializing_if = "is_zero")]
     pub context_bytes: i64,
-    /// Code and globals of modules; at most the size of their loadable sections.
+    /// Untrackable bytes of modules (code and globals); at most the size of their loadable sections.
     #[serde(skip_serializing_if = "is_zero")]
     pub modules_bytes: i64,
     /// Stacks of kernels; from a model, or measured if NVML showed a change for them.
     #[serde(skip_serializing_if = "is_zero")]
     pub local_memory_bytes: i64,
-    /// Device-side printf FIFO and malloc heap; from a model.
+    /// Bytes of the device-side printf FIFO and malloc heap; computed by a model.
     #[serde(skip_serializing_if = "is_zero")]
     pub heaps_bytes: i64,
     /// Bytes that the driver adds by rounding up allocation sizes; from a model.
     #[serde(skip_serializing_if = "is_zero")]
     pub rounding_bytes: i64,
-    /// Bytes without a known cause.
+    /// Untrackable bytes without a known cause.
     #[serde(skip_serializing_if = "is_zero")]
     pub unexplained_bytes: i64,
 }
@@ -143,7 +143,7 @@ named! {
         Blind = "blind",
         /// Records were lost, or the process became another program.
         HistoryLost = "history lost",
-        /// More events happened than can be kept.
+        /// More driver events happened in this time than are stored.
         EventsLost = "events lost",
         /// Several small changes merged into one; [`UntrackableChange::events`] is their number.
         Smaller = "smaller steps",

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 /// Minimum number of points after warm-up from which growth is judged.
 pub const LEAST_POINTS: usize = 10;
 
-/// Unit of the axis on which points lie.
+/// Unit in which the positions of growth points are counted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Axis {

@@ -114,7 +114,7 @@ iteration! {
     inputs = Input;
     /// Bytes of libraries' scratch memory.
     workspace = Workspace;
-    /// Bytes of model state that is not trained.
+    /// Bytes of model state that training does not update, such as running means.
     buffers = Buffer;
     /// Bytes of cached keys and values of earlier tokens.
     kv_caches = KvCache;

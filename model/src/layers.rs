@@ -4,7 +4,7 @@ use crate::fields::fields;
 use serde::{Deserialize, Serialize};
 
 fields! {
-    /// State of one naming layer.
+    /// State of one naming layer (a source of names for memory, such as NVTX).
     #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(default)]
     pub struct LayerReport {

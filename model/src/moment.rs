@@ -7,7 +7,7 @@ use crate::gap::UntrackableParts;
 use serde::{Deserialize, Serialize};
 
 fields! {
-    /// The amounts held, and the bytes that NVML charged for them.
+    /// The process's bytes by cell at one time, and the bytes that NVML charged for them.
     #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
     #[allow(missing_docs)]
     pub struct Moment {

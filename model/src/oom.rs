@@ -78,7 +78,7 @@ fields! {
         step: Option<u64>                => redact keep;
         /// Bytes that the process held: the sum of `amounts`.
         tracked_bytes: i64               => redact keep;
-        /// The same bytes by cell.
+        /// `tracked_bytes` by cell.
         #[serde(skip_serializing_if = "Amounts::is_none")]
         amounts: Amounts                 => redact keep;
         /// Bytes allocated before the agent started, as of the last sample.

@@ -144,7 +144,7 @@ impl MomentBuilder<'_> {
         let asked = times.time(time_ns);
         if !self.covered {
             let Some(bucket) = self.nearest(time_ns, |bucket| bucket.used.is_some()) else {
-                add_note(format!("nobody read what it used near {asked}"));
+                add_note(format!("there is no reading of used near {asked}"));
                 return Moment { time_ns, ..Moment::default() };
             };
             add_note(self.bucket_note(bucket, time_ns, times));
@@ -164,14 +164,15 @@ impl MomentBuilder<'_> {
                 let distance = apart(times.clock(), point.time_ns, time_ns);
                 let width = times.clock().distance(timeline.width_ns);
                 add_note(format!(
-                    "what was held at {asked} was not kept: the nearest moment that was is {distance} it (one is kept every {width})"
+                    "the composition at {asked} was not stored: the nearest stored one is {distance} it (one is \
+                         stored every {width})"
                 ));
                 self.moment(point, point.time_ns)
             }
             None => match self.nearest(time_ns, |bucket| bucket.tracked.is_some()) {
                 Some(bucket) => {
                     add_note(format!(
-                        "{}; what held it was not kept",
+                        "{}; its composition was not stored",
                         self.bucket_note(bucket, time_ns, times)
                     ));
                     let bytes = bucket.tracked.map_or(0, |tracked| tracked.last);
@@ -180,7 +181,7 @@ impl MomentBuilder<'_> {
                     self.moment(&point, bucket.time_ns)
                 }
                 None => {
-                    add_note(format!("nothing is known of {asked}"));
+                    add_note(format!("there are no data for {asked}"));
                     Moment { time_ns, ..Moment::default() }
                 }
             },
@@ -206,7 +207,7 @@ impl MomentBuilder<'_> {
         let is_peak_inside = window.has(device.peak.time_ns) && device.peak.tracked_bytes.is_some();
         let timeline = &device.details.timeline;
         let inside = timeline.points.iter().filter(|point| window.has(point.time_ns));
-        // The amounts held when the window began count too.
+        // The amounts at the window's begin may be its peak, too.
         let first = timeline.at(window.from_ns).filter(|found| found.is_exact).map(|found| found.point);
         let order = |point: &&Point| (point.tracked_bytes(), Reverse(idle(point)), Reverse(point.time_ns));
         let highest = match inside.chain(first).max_by_key(order) {
@@ -225,7 +226,7 @@ impl MomentBuilder<'_> {
         {
             let unit = Unit::for_largest(max);
             add_note(format!(
-                "tracked may have been up to {} {} (at about {}): what is shown is the highest moment that was kept",
+                "tracked may have been up to {} {} (at about {}): the highest stored moment is shown",
                 unit.amount(max),
                 unit.name,
                 times.time(time_ns)
@@ -259,7 +260,7 @@ impl MomentBuilder<'_> {
         match self.distance(bucket, time_ns) {
             0 => format!("the numbers are those of the {width} around {}", times.time(time_ns)),
             _ => format!(
-                "the nearest numbers that were kept are those of the {width} from {} on, {} {}",
+                "the nearest stored numbers are those of the {width} from {} on, {} {}",
                 times.time(bucket.time_ns),
                 apart(clock, bucket.time_ns, time_ns),
                 times.time(time_ns)

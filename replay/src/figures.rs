@@ -27,7 +27,7 @@ pub struct Figures {
     pub failure: Option<Failure>,
 }
 
-/// An amount and its highest value so far.
+/// An amount with its present and its highest value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Gauge {
     /// Present value.

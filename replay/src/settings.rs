@@ -98,7 +98,7 @@ pub enum SettingsError {
     Syntax {
         /// The part of the text that is wrong; empty at the end of the text.
         found: String,
-        /// The part that was expected.
+        /// What the grammar expects at this place, such as `:`.
         expected: &'static str,
     },
 }

@@ -17,7 +17,7 @@ use serde::Serialize;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Source {
-    /// PyTorch's own caching allocator.
+    /// The figures come from PyTorch's caching allocator.
     Pool,
     /// The CUDA driver, which serves each tensor (`cudaMallocAsync`, or caching disabled): the run shows no pool of PyTorch.
     Driver,

@@ -80,8 +80,8 @@ fn one_device(report: &Report<'_>, device: &Device) -> Vec<String> {
             format!("Untrackable {near}{gap}; used (= nvidia-smi) {near}{used}")
         }
         _ => match &device.last.used_absence {
-            Some(absence) => format!("Untrackable not known: NVML says {}", escape(absence)),
-            None => "Untrackable not known: NVML was not read in time".to_owned(),
+            Some(absence) => format!("Untrackable is unknown: NVML reports {}", escape(absence)),
+            None => "Untrackable is unknown: NVML was not read in time".to_owned(),
         },
     };
     if tracked == 0 && peak.amounts.is_empty() {
@@ -219,7 +219,7 @@ mod tests {
         let mut run = run();
         run.devices[0].peak.untrackable_bytes = None;
         run.devices[0].last.used_absence = Some("no permission".into());
-        assert_eq!(told(&[&run])[3], "Untrackable not known: NVML says no permission");
+        assert_eq!(told(&[&run])[3], "Untrackable is unknown: NVML reports no permission");
         run.devices[0].peak.tracked_bytes = None;
         run.devices[0].peak_used = Some((5 << 20, 7));
         let lines = told(&[&run]);

@@ -8,12 +8,14 @@ use gpumem_model::run::{Device, Run};
 pub(crate) const RANK: &str = "rank ";
 
 /// Returns the command without the directories of its program and script, else the program's name, else the run's origin. For
-/// runs of a daemon the origin is the machine, so `(unknown)` is used instead.
+/// runs of a daemon the origin is the machine, so `(unknown command)` is used instead.
 pub fn label(run: &Run) -> String {
     let facts = &run.process.facts;
     match facts.get("command") {
         Some(command) => short_command(command),
-        None if run.source.is_watched() => escape(facts.get("comm").map_or("(unknown)", String::as_str)),
+        None if run.source.is_watched() => {
+            escape(facts.get("comm").map_or("(unknown command)", String::as_str))
+        }
         None => escape(&run.source.origin),
     }
 }

@@ -48,7 +48,7 @@ use std::collections::BTreeMap;
 /// How the rows below `tracked` are grouped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GroupBy {
-    /// By categories of the layer rules.
+    /// By the categories of the `[[layer]]` rules.
     Layer,
     /// By categories of the structure rules.
     Structure,
@@ -98,7 +98,7 @@ pub struct Report<'r> {
     categories: [Vec<Option<String>>; 3],
 }
 
-/// Kind of a statement's row.
+/// Kind of a row in the statement of a process's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Part {
@@ -153,13 +153,13 @@ impl Part {
 /// Bytes in the two columns of a statement (last moment and peak, or runs A and B); `None` where unknown.
 pub type Columns = [Option<i64>; 2];
 
-/// A row of a statement.
+/// A row of a statement (memory as rows that add up).
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct Row {
     pub part: Part,
     pub name: String,
-    /// Index of the row that contains this row as a part.
+    /// Index of the row of which this row is a part.
     pub parent: Option<usize>,
     pub bytes: Columns,
 }
@@ -210,7 +210,7 @@ impl Statement {
     }
 }
 
-/// Bytes of a moment, divided into categories.
+/// The tracked bytes of one moment, divided into categories.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Composition {
     /// Bytes by category, without `Others`.

@@ -5,7 +5,7 @@ pub use crate::text::PrintedRow as Row;
 use crate::text::{Shown, heads, panel_without_rows};
 use gpumem_model::run::Device;
 
-/// The parts of a report.
+/// The parts of a report that `gpumemctl top` shows for a process.
 #[derive(Debug, Clone, Default)]
 #[allow(missing_docs)]
 pub struct Panel {

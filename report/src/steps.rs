@@ -75,7 +75,7 @@ fn list(device: &Device, times: Times, title: &str, lines: &mut Vec<String>) {
     if order.len() > 1 {
         table.row(["sum".to_owned(), unit.print_signed(total)]);
     }
-    lines.push(format!("changes of Untrackable, not rounded, in {}", unit.name));
+    lines.push(format!("changes of Untrackable, without rounding, in {}", unit.name));
     lines.extend(table.lines());
 }
 
@@ -134,12 +134,12 @@ pub(super) fn description(step: &UntrackableChange, unit: Unit) -> String {
     let parts: Vec<String> =
         parts.map(|(name, _, bytes)| format!("{} {}", name.replace('_', " "), amount(bytes))).collect();
     if parts.len() > 1 {
-        words.push(format!("of it {}", parts.join(", ")));
+        words.push(format!("parts: {}", parts.join(", ")));
     }
     let expected = step.expected_bytes.filter(|&bytes| bytes != step.bytes && step.kind != "measured");
-    words.extend(expected.map(|bytes| format!("expected {}", amount(bytes))));
+    words.extend(expected.map(|bytes| format!("the model expected {}", amount(bytes))));
     if !step.also.is_empty() {
-        words.push(format!("with {}", step.also.join(", ")));
+        words.push(format!("at the same time: {}", step.also.join(", ")));
     }
     words.join(", ")
 }

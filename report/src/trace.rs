@@ -68,7 +68,7 @@ pub fn write(report: &Report<'_>, out: &mut dyn Write) -> io::Result<()> {
     };
     metadata("process_name", 0, "name", label(run).into());
     if run.clock == Clock::Lines {
-        metadata("process_labels", 0, "labels", "a microsecond is a line of the log".into());
+        metadata("process_labels", 0, "labels", "one microsecond stands for a line of the log".into());
     }
     let tracked: Vec<Tracked> = run.devices.iter().map(|device| Tracked::of(report, device)).collect();
     let mut events = Vec::new();
@@ -241,7 +241,7 @@ struct Tracked {
     moments: Vec<Moment>,
     /// Names of the categories.
     names: Vec<String>,
-    /// For each moment, the bytes for each of `names`.
+    /// For each moment, the bytes of each category in `names`.
     amounts: Vec<Vec<i64>>,
 }
 

@@ -429,7 +429,7 @@ fn caveats_of(process: &ProcessView) -> Vec<Caveat> {
             continue;
         }
         let (code, why) = if account.is_beyond {
-            ("devices_beyond", "is the sum of all devices beyond those that a process may have")
+            ("devices_beyond", "is the sum of all devices above the limit for a process")
         } else {
             ("unnamed_device", "is a device that the process never named")
         };
@@ -439,7 +439,7 @@ fn caveats_of(process: &ProcessView) -> Vec<Caveat> {
     if process.coverage.withheld > 0 {
         let count = thousands(process.coverage.withheld);
         let text =
-            format!("{count} records were kept back on request (pause): peaks of that time are not known");
+            format!("{count} records were withheld on request (pause): peaks in that time are unknown");
         caveats.push(Caveat { code: "withheld".into(), text });
     }
     caveats

@@ -154,7 +154,7 @@ pub fn read(input: Input) -> Result<Exported, Error> {
         let length = PIECE_BYTES.min(body.len().saturating_sub(piece * PIECE_BYTES));
         return Err(damaged(
             piece * PIECE_BYTES,
-            format!("of the next {length} bytes some are not what was written (checksum)"),
+            format!("some of the next {length} bytes are damaged (checksum)"),
         ));
     }
     let objects = objects(&body);
@@ -183,7 +183,7 @@ pub fn read(input: Input) -> Result<Exported, Error> {
 fn first_line(line: &[u8], path: &Path) -> Result<Head, Error> {
     let damaged = |what: String| Error::Damaged { path: path.to_owned(), offset: 0, what };
     let first: serde_json::Value = serde_json::from_slice(line)
-        .map_err(|error| damaged(format!("its first line is not whole: {error}")))?;
+        .map_err(|error| damaged(format!("its first line is incomplete: {error}")))?;
     let version = first.get("version").and_then(serde_json::Value::as_u64).unwrap_or(0);
     if first.get("format").and_then(serde_json::Value::as_str) != Some(FORMAT) || version == 0 {
         return Err(damaged(format!(
@@ -197,12 +197,9 @@ fn first_line(line: &[u8], path: &Path) -> Result<Head, Error> {
         return Err(damaged("it ends within its first line".into()));
     }
     let head: Head = serde_json::from_value(first)
-        .map_err(|error| damaged(format!("its first line is not whole: {error}")))?;
+        .map_err(|error| damaged(format!("its first line is incomplete: {error}")))?;
     if head.bytes > MAX_BYTES {
-        return Err(damaged(format!(
-            "says that {} bytes follow, where a run has at most {MAX_BYTES}",
-            head.bytes
-        )));
+        return Err(damaged(format!("announces {} bytes, and a run has at most {MAX_BYTES}", head.bytes)));
     }
     Ok(head)
 }
@@ -248,7 +245,7 @@ fn check_sums(run: &Run) -> Result<(), String> {
         let at = |what: &str| format!("device {:?}: {what}", device.name);
         let amounts = |what: &str, amounts: &[(u32, i64)]| -> Result<i64, String> {
             if amounts.iter().any(|(cell, _)| *cell as usize >= cells) {
-                return Err(at(&format!("{what} names a cell beyond the {cells} there are")));
+                return Err(at(&format!("{what} names a cell that does not exist; there are {cells}")));
             }
             let add = |sum: i64, (_, bytes): &(u32, i64)| {
                 sum.checked_add(*bytes).filter(|sum| sum.abs() < MAX_AMOUNT)

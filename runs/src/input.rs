@@ -26,7 +26,7 @@ pub enum Error {
     #[error("{path}: is empty; a recording begins with the letters GPUMEMR, a log has lines")]
     Empty { path: PathBuf },
     /// No known format matches the file.
-    #[error("{path}: {what}; known are: {known}")]
+    #[error("{path}: {what}; the known formats are: {known}")]
     Unrecognised { path: PathBuf, what: String, known: String },
     /// The file contains no record of the format that was given or guessed.
     #[error("{path}: no {format} record in {lines} lines; one looks like: {example}")]
@@ -35,7 +35,7 @@ pub enum Error {
     #[error("{path}: {what}")]
     Unsuitable { path: PathBuf, what: String },
     /// The text is not UTF-8, but can be converted.
-    #[error("{path}: is {encoding} text, UTF-8 is read; convert it: iconv -f {encoding} -t UTF-8")]
+    #[error("{path}: is {encoding} text and must be UTF-8; convert it: iconv -f {encoding} -t UTF-8")]
     Encoding { path: PathBuf, encoding: &'static str },
     /// The bytes at `offset` are invalid in the file's binary format.
     #[error("{path}: at byte {offset}: {what}")]
@@ -135,7 +135,7 @@ impl Input {
         }
         match self.head.iter().position(|&byte| byte == 0) {
             Some(offset) => format!("is binary data (a zero byte at offset {offset})"),
-            None => "is text without a line that any format knows".into(),
+            None => "is text in which no line has a known format".into(),
         }
     }
 

@@ -55,7 +55,7 @@ pub(crate) type Processes = HashMap<ProcessKey, ProcessSeries, foldhash::fast::R
 /// Used bytes and key of processes that NVML listed in a reading.
 pub(crate) type ListedProcesses = Vec<(Option<u64>, ProcessKey)>;
 
-/// One reading of a device.
+/// One NVML reading of a device's memory and processes.
 #[derive(Debug, Default)]
 pub(crate) struct Reading {
     /// Memory of the device, if it was the same before and after NVML's list of processes was read.

@@ -165,7 +165,7 @@ pub fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
     if records == 0 {
         let what = match damage {
             Some(error) => format!("has no record: {error}"),
-            None => "has a header and no record: its writer never got further".into(),
+            None => "has a header and no record: its writer stopped after the header".into(),
         };
         return Err(Error::Unrecognised { path, what, known: "recording".into() });
     }
@@ -175,7 +175,7 @@ pub fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
     }
     sink.reject(unknown + bad + orphans);
     if orphans > 0 {
-        let text = format!("{orphans} records come before any record that says whose they are");
+        let text = format!("{orphans} records come before the record that names their process");
         sink.caveat("no_origin", text);
     }
     if unknown > 0 {

@@ -151,7 +151,7 @@ fn pause_for_another_client_and_resume() {
     // It was blind and its reports arrive: its connection to the daemon is fine.
     let text = node.until_doctor_says(&program, "the agent was blind for");
     assert!(text.contains("covered, ") && !text.contains("no report arrives"), "{text}");
-    assert!(!text.contains("gpumemd runs for"), "{text}");
+    assert!(!text.contains("gpumemd has run for"), "{text}");
     let coverage = &report["coverage"];
     assert_eq!((&coverage["blind_doubt"], &coverage["partial_state"]), (&true.into(), &true.into()));
     assert_eq!((&coverage["late"], &coverage["steps"]), (&false.into(), &1.into()), "tags and steps go on");
@@ -246,14 +246,14 @@ fn each_cupti_refusal_is_reported_and_retried() {
     let table = [
         (39, 3, "profiler-7 has held the CUPTI subscription (code 39) for", "end the other profiler"),
         (2, 6, "this libcupti does not know this GPU: install a newer one", "install a newer"),
-        (15, 6, "libcupti and the driver do not fit, or there is no GPU", "not newer than the driver"),
+        (15, 6, "libcupti and the driver are incompatible, or there is no GPU", "not newer than the driver"),
         (23, 6, "another profiler has disabled CUPTI", "end the other profiler"),
         (35, 6, "no permission to use CUPTI", "NVreg_RestrictProfilingToAdminUsers=0"),
         (41, 6, "tracing is not allowed under confidential computing", "remain"),
         (43, 6, "CUPTI is not supported on this MIG instance", "remain"),
         (45, 6, "CUPTI is not supported on this WSL", "remain"),
         (47, 6, "hardware event tracing and MPS exclude each other", "under MPS"),
-        (999, 6, "CUPTI failed (it says so too when there is no driver)", "not newer than the driver"),
+        (999, 6, "CUPTI failed (also if there is no driver)", "not newer than the driver"),
     ];
     let programs: Vec<_> = table
         .iter()

@@ -222,7 +222,7 @@ mod prometheus {
         });
         until(20, "an ended rank", || {
             let reported = text(&nodes[2].ctl(&["job", "bert"]));
-            reported.contains("not running any more, and in no sum: rank 9 (GPU 1) (exit 0)").then_some(())
+            reported.contains("ended, and not in the sums: rank 9 (GPU 1) (exit 0)").then_some(())
         });
 
         // Errors are reported.

@@ -335,7 +335,7 @@ fn device_line_of_a_growing_process_has_its_tenant_and_adds_up() {
             let text = report();
             let line = line(&text, "device (MiB): ");
             reports += 1;
-            if line.ends_with("not with the process: unaccounted is unknown") {
+            if line.ends_with("not when the process was read: unaccounted is unknown") {
                 continue;
             }
             let (parts, sum) = line["device (MiB): ".len()..].split_once(" = ").expect("a sum");

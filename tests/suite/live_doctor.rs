@@ -269,7 +269,7 @@ fn faults_are_reported_with_their_gpu() {
     let lost = finding(&daemon, &machine, None, "GPU 1", "1 x 79 (the GPU has fallen off the bus)");
     assert!(lost.state == "bad" && lost.fix.contains("dmesg"), "{lost:?}");
     let program = finding(&daemon, &machine, None, "GPU 0", "1 x 31");
-    assert!(program.state == "warn" && program.fix.contains("a program did it"), "{program:?}");
+    assert!(program.state == "warn" && program.fix.contains("a program caused it"), "{program:?}");
     let log = std::fs::read_to_string(machine.dir.join("daemon.log")).expect("a log");
     assert!(log.lines().any(|line| line.contains("Xid") && line.contains("79")), "{log}");
 }
@@ -355,8 +355,13 @@ fn limits_that_agents_met_are_told_with_their_key() {
     let good = std::fs::read_to_string(&file).expect("read");
     std::fs::write(&file, format!("{good}\nnonsense = 1\n")).expect("written");
     daemon.job.signal("HUP");
-    let reported =
-        finding(&daemon, &machine, None, "configuration", "reloads were refused because it was invalid");
+    let reported = finding(
+        &daemon,
+        &machine,
+        None,
+        "configuration",
+        "reloads were refused because the new configuration was invalid",
+    );
     assert!(reported.id == "daemon.config" && reported.fix.contains("gpumemd --check"), "{reported:?}");
     std::fs::write(&file, good).expect("written");
     daemon.job.signal("HUP");

@@ -133,7 +133,7 @@ fn process_that_lost_the_variable_is_reported() {
     let script = format!("env -u CUDA_INJECTION64_PATH '{}' cuda; true", case.display());
     let (job, pid) = started(&mut node.covered("sh", &["-c", &script]));
     let finding = node.finding(pid, "process.variable", "warn");
-    let words = format!("sh (pid {}) has it, case (pid {pid}) that it started has not", job.pid());
+    let words = format!("sh (pid {}) has it, and case (pid {pid}) that it started does not", job.pid());
     assert!(finding.text.contains(&words), "{finding:?}");
     assert!(finding.fix.contains("gpumemctl run -- COMMAND"), "{finding:?}");
 
@@ -360,7 +360,7 @@ mod privileged {
 
         let gone = folder.join("gone/libgpumem.so");
         let (_gone, pid) = started(node.covered(&case, &["cuda"]).env("CUDA_INJECTION64_PATH", &gone));
-        assert!(node.finding(pid, "process.file", "bad").text.contains("is not there any more"));
+        assert!(node.finding(pid, "process.file", "bad").text.contains("no longer exists"));
 
         // As in a container that was not given it.
         let script = format!("mount -t tmpfs none {} && exec {} cuda", folder.display(), case.display());
@@ -369,7 +369,8 @@ mod privileged {
             let (_elsewhere, pid) = started(command.env("CUDA_INJECTION64_PATH", &copy));
             let finding = node.finding(pid, "process.file", "bad");
             assert!(
-                finding.text.contains("not there in its mount namespace") && finding.fix.contains("mount "),
+                finding.text.contains("does not exist in the process's mount namespace")
+                    && finding.fix.contains("mount "),
                 "{finding:?}"
             );
         } else {

@@ -144,12 +144,9 @@ fn recorded_steps_are_complete_and_every_copy_loads() {
     let output = file.to_str().expect("UTF-8");
     let window = format!("{first}:{last}");
     let printed = done(&machine, &daemon, &["record", &pid, "start", "--steps", &window, "-o", output]);
-    assert_eq!(
-        printed,
-        format!("pid {pid} records its steps {first} to {last} to {output}, when they begin\n")
-    );
+    assert_eq!(printed, format!("pid {pid} will record its steps {first} to {last} to {output}\n"));
     let busy = ctl(&machine, &daemon, &["record", &pid, "start", "-o", "other.gpumem"]);
-    assert!(String::from_utf8_lossy(&busy.stderr).contains(&format!("waits for step {first}")), "{busy:?}");
+    assert!(String::from_utf8_lossy(&busy.stderr).contains(&format!("begins at step {first}")), "{busy:?}");
     // Copies the file before and during its writing.
     let (mut copies, mut in_between) = (0, 0);
     let copy = machine.dir.join("copy.gpumem");

@@ -20,7 +20,7 @@ macro_rules! codes {
             $( $(#[$item_doc])* $item = $number, )*
         }
         impl $name {
-            /// All values, `Unknown` first.
+            /// All values of the type, `Unknown` first.
             pub const ALL: &'static [$name] = &[$name::Unknown, $( $name::$item, )*];
             /// Returns the number on the wire.
             pub const fn to_code(self) -> u8 {
@@ -82,7 +82,7 @@ codes! {
         /// Result of the forward pass, kept for the backward pass.
         Activation = 4,
         Input = 5,
-        /// The block was allocated and freed within one phase.
+        /// Memory of a block that was allocated and freed within one phase.
         Temporary = 6,
         /// Scratch memory of a library (cuBLAS, cuDNN, NCCL).
         Workspace = 7,
@@ -197,7 +197,7 @@ codes! {
         Gpu = 1,
         /// UUID of a MIG instance.
         Mig = 2,
-        /// Only a number, no UUID; in imports.
+        /// The device has only a number and no UUID, as in imports.
         Ordinal = 3,
     }
 
@@ -271,7 +271,7 @@ codes! {
         Absent = 3,
         /// The user has switched the layer off.
         Off = 4,
-        /// The self-test failed, or the version of what it reads is not supported.
+        /// The layer's self-test failed, or the software that it reads has an unsupported version.
         Failed = 5,
     }
 
@@ -283,7 +283,7 @@ codes! {
 
     /// Outcome of an out-of-memory error, as far as the sender of the record knows it.
     OomOutcome {
-        /// The request failed after all retries.
+        /// The allocator gave up: the request failed after all retries.
         Fatal = 1,
         /// The caller handled the error and continued.
         Survived = 2,

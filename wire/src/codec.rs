@@ -28,7 +28,7 @@
 use crate::code::*;
 use crate::event::{Flags, Record, Stamp};
 
-/// Size of a slot.
+/// Size in bytes of a slot: the fixed part of a record.
 pub const SLOT_BYTES: usize = 64;
 
 /// A slot as bytes: a record without its payload.
@@ -56,7 +56,7 @@ impl core::fmt::Display for Error {
 
 impl core::error::Error for Error {}
 
-/// The fields of a slot whose meaning depends on the kind.
+/// The fields of a slot whose meaning depends on the record's kind.
 #[derive(Default)]
 struct Places<'a> {
     address: u64,
@@ -135,7 +135,7 @@ macro_rules! records {
         }
 
         impl<'a> Body<'a> {
-            /// Name and number of every kind, in order of their numbers.
+            /// Name and number of every record kind, in order of the numbers.
             pub const KINDS: &'static [(&'static str, u8)] = &[$( (stringify!($kind), $number) ),*];
 
             /// Returns the kind's number on the wire.
@@ -264,7 +264,7 @@ records! {
     /// A driver allocation failed, and the framework will release cached memory and retry. So it is not an OOM yet. Here and
     /// in `Oom`, `context` may hold the thread's phase: see [`crate::PHASE_FLAG`].
     57 Pressure { bytes: u64 => bytes, device_free_bytes: Reading => address }
-    /// An allocation failed after all retries; the totals are the pool's own.
+    /// A framework's allocation failed after all retries; the totals are its pool's own.
     58 Oom { bytes: u64 => bytes, pool_used_bytes: Reading => address, pool_reserved_bytes: Reading => aux, outcome: OomOutcome => detail, result: u16 => result }
 
     // Causes of memory outside of allocations (Untrackable), and marks in time.
@@ -275,14 +275,14 @@ records! {
     72 Step { number: u64 => aux }
     /// The program set the counter with the name `tag` to `value`.
     73 Counter { value: i64 => bytes }
-    /// A point in time that the program marks; `tag` is its name.
+    /// The program marks the present time; `tag` is the mark's name.
     74 Marker { }
     /// The scope named by the stamp's `tag` begins or ends on the stamp's `thread`.
     75 Scope { edge: Edge => detail }
     /// Epoch `number` begins; it restarts step numbers.
     76 Epoch { number: u64 => aux }
 
-    // State of the stream of records.
+    // Records about the stream of records: losses, positions, resyncs.
 
     /// `count` ordered records, from `first_seq` on, were dropped.
     80 Lost { count: u64 => bytes, first_seq: u64 => aux }

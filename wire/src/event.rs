@@ -65,7 +65,7 @@ pub struct Stamp {
     pub context: u32,
     /// Id of the library that made the call; 0 for unknown.
     pub module: u16,
-    /// The sender's number (slot) of the device, or [`NONE_DEVICE`].
+    /// Number (slot) that the sender uses for the device, or [`NONE_DEVICE`].
     pub device: u8,
     /// See [`Flags`].
     pub flags: Flags,

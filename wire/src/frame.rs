@@ -61,7 +61,7 @@ impl core::fmt::Display for Error {
             Error::Length(len) => {
                 write!(
                     f,
-                    "a frame of {len} bytes is impossible ({SLOT_BYTES} to {MAX_FRAME_BYTES} are right)"
+                    "a frame of {len} bytes is impossible ({SLOT_BYTES} to {MAX_FRAME_BYTES} are valid)"
                 )
             }
         }

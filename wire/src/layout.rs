@@ -33,7 +33,7 @@ pub struct Header {
     pub ring_slots: u64,
     /// Number of rows in the live table.
     pub live_rows: u64,
-    /// Size of the part of the memory for names, in bytes.
+    /// Size of the shared memory's part for names, in bytes.
     pub name_bytes: u64,
     /// Last record number (`seq`) that a thread has reserved; its record may not be written yet.
     pub head_seq: u64,

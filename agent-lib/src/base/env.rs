@@ -14,20 +14,20 @@ pub(crate) const RECORD: &str = "GPUMEM_RECORD";
 pub(crate) const RECORD_DIRS: &str = "GPUMEM_RECORD_DIRS";
 /// Name of the job that this process belongs to.
 pub(crate) const JOB: &str = "GPUMEM_JOB";
-/// Slots in the ring; a power of two.
+/// Number of records that the ring holds before the sender must have sent them; a power of two.
 pub(crate) const RING_SLOTS: &str = "GPUMEM_RING_SLOTS";
 /// Milliseconds that the end of the program waits at most for its last records to be sent; less when they are.
 pub(crate) const EXIT_WAIT: &str = "GPUMEM_EXIT_WAIT_MS";
-/// Rows in the live table.
+/// Number of live allocations and blocks that the live table has room for.
 pub(crate) const LIVE_ROWS: &str = "GPUMEM_LIVE_ROWS";
-/// Bytes for names.
+/// Size in bytes of the memory for names of allocations.
 pub(crate) const NAME_BYTES: &str = "GPUMEM_NAME_BYTES";
 /// The libcupti to use.
 pub(crate) const CUPTI_PATH: &str = "GPUMEM_CUPTI_PATH";
 /// Another tool's injection library, to be loaded first.
 pub(crate) const NEXT_INJECTION: &str = "GPUMEM_NEXT_INJECTION64_PATH";
 
-/// `0` switches a layer of names off: everything about PyTorch.
+/// `0` switches a source of names off: everything about PyTorch.
 pub(crate) const TORCH: &str = "GPUMEM_TORCH";
 /// `0`: no names from Python frames.
 pub(crate) const FRAMES: &str = "GPUMEM_FRAMES";
@@ -39,14 +39,14 @@ pub(crate) const PYTHON: &str = "GPUMEM_PYTHON";
 pub(crate) const NVTX: &str = "GPUMEM_NVTX";
 /// `0`: memory without another name is not named after the Python line or the function that allocated it.
 pub(crate) const SITES: &str = "GPUMEM_SITES";
-/// `1`: what modules of PyTorch's allocate has the line of the program, too: `report --by line`.
+/// `1`: memory of PyTorch modules also gets the program's source line: `report --by line`.
 pub(crate) const LINES: &str = "GPUMEM_LINES";
 /// NVTX domains whose ranges are scopes, in addition to the default one, separated by commas; `*` for all.
 pub(crate) const NVTX_DOMAINS: &str = "GPUMEM_NVTX_DOMAINS";
 
 /// `1`: NVTX ranges that are started and ended, which belong to the process, are the tag of threads without another one.
 pub(crate) const NVTX_RANGES: &str = "GPUMEM_NVTX_RANGES";
-/// What NVTX loads; usually this library, as the driver's variable names it.
+/// Library that NVTX loads; usually this one, as in the driver's variable.
 pub(crate) const NVTX_INJECTION: &str = "NVTX_INJECTION64_PATH";
 
 /// Kineto's: it finalizes CUPTI some time after each trace.

@@ -4,7 +4,7 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-/// Name of the injection point, and which of its calls panics.
+/// Name of the injection point, and the number of its call that panics (for tests).
 static WANTED: OnceLock<Option<(String, u32)>> = OnceLock::new();
 static CALLS: AtomicU32 = AtomicU32::new(0);
 

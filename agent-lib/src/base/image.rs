@@ -280,7 +280,7 @@ mod tests {
 
     const CODE: u64 = 0x10_0000;
     const NAME: &CStr = c"wanted";
-    /// Byte offsets of the parts.
+    /// Byte offsets of the parts of the test's ELF image.
     const AT_DYNAMIC: u64 = 0;
     const AT_SYMBOLS: u64 = 512;
     const AT_NAMES: u64 = 1024;

@@ -8,7 +8,7 @@ use gpumem_wire::{Body, Flags, ImportSource, MemoryKind, Phase, PoolOwner, Role}
 /// Value of a key in the live table while its row is being written. Hashes of keys are larger.
 pub(crate) const WRITING: u64 = 1;
 
-/// The key of a row.
+/// Identifies a row of the live table: its kind, and an address or handle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Key {
     /// A driver allocation or import, by address.
@@ -58,7 +58,7 @@ pub(crate) fn mix(a: u64, b: u64) -> u64 {
 pub(crate) struct RowExtra {
     /// Tag of the row before its first retag; the row itself has the current tag. Only if `RETAGGED` is set.
     pub(crate) first_tag: u32,
-    /// Role and phase that retags have set, four bits each.
+    /// Role and phase that the program has set later (retag), four bits each.
     pub(crate) use_as: u8,
     /// `RETAGGED` and `PENDING`.
     pub(crate) flags: u8,
@@ -66,7 +66,7 @@ pub(crate) struct RowExtra {
     pub(crate) references: u32,
     /// For handles, the number of mappings.
     pub(crate) mappings: u32,
-    /// For mappings, the seq of the handle's row.
+    /// For a mapping: number (`seq`) of the record that made the mapped handle's row.
     pub(crate) backing: u64,
 }
 
@@ -95,10 +95,10 @@ impl RowExtra {
     }
 }
 
-/// A copy of a row.
+/// A copy of a row of the live table.
 #[derive(Debug, Clone, Copy)]
 pub struct RowCopy {
-    /// The record that made the row.
+    /// The record of the allocation, as first sent.
     pub row: Row,
     pub(crate) beside: RowExtra,
 }
@@ -213,7 +213,7 @@ fn handle_key(taken: &RowCopy) -> Key {
 /// The name for memory that a thread allocates, from one source of names or from all of them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct AllocationName {
-    /// Id of the name; 0 for none.
+    /// Id of the name (tag) of the allocation; 0 for none.
     pub tag: u32,
     /// [`Flags::INHERITED`] or no flag.
     pub flags: Flags,

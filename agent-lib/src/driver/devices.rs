@@ -13,10 +13,10 @@ const DEVICES: usize = 64;
 /// Maximum number of CUDA contexts in the table at a time.
 const CONTEXTS: usize = 256;
 
-/// A place of the table of CUDA contexts: an existing context, or free.
+/// An entry of the table of CUDA contexts; it has a context or is free.
 #[derive(Debug, Default)]
 struct Context {
-    /// CUcontext; 0 while the place is free, 1 while it is being written.
+    /// CUcontext; 0 while the entry is free, 1 while it is being written.
     handle: AtomicUsize,
     /// CUPTI's number of the context.
     uid: AtomicU32,

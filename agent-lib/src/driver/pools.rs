@@ -22,7 +22,7 @@ const MAX_TURNS: u32 = 5_064;
 /// Ids of the pools of graph memory, one for each device: "gm" in the upper bits, and the device. No address has such a value.
 pub(super) const GRAPH: u64 = 0x676d << 48;
 
-/// A place of the table of driver pools: an existing pool, or free.
+/// An entry of the table of driver pools; it has a pool or is free.
 #[derive(Debug, Default)]
 pub(super) struct Pool {
     /// Handle of the pool; 0 while the place is free, 1 while it is being written.

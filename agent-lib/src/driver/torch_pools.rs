@@ -1,4 +1,4 @@
-//! State of PyTorch's allocator, for each device.
+//! What the agent keeps about PyTorch's caching allocator, for each device.
 
 use crate::base::locks::SpinLock;
 use crate::base::memfd::anonymous;
@@ -14,7 +14,7 @@ pub(crate) const MOST: usize = 1024;
 /// A place for a pending block, which was freed while a stream may still use it. The place may be free.
 #[derive(Debug, Default)]
 pub(crate) struct PendingBlock {
-    /// Address of the block; 0 while the place is free.
+    /// Address of the block; 0 while this entry is free.
     pub(crate) address: AtomicU64,
     pub(crate) bytes: AtomicU64,
     /// CUDA events that must complete before the block is free; 0 for an event that is complete.
@@ -26,11 +26,11 @@ pub(crate) struct PendingBlock {
 #[derive(Debug, Default)]
 #[repr(C, align(128))]
 pub struct Device {
-    /// Id of the allocator's pool; 0 until the first report.
+    /// The agent's id for the pool of PyTorch's allocator; 0 until the allocator's first report.
     pub(crate) pool: AtomicU64,
     /// The agent's sum of the bytes of blocks in use. It must equal PyTorch's total in each report.
     pub(crate) sum: AtomicI64,
-    /// Reserved bytes in the last report.
+    /// Bytes that PyTorch has reserved from the driver, as last reported.
     pub(crate) reserved: AtomicU64,
     /// Bytes of recorded segments. They equal `reserved`, unless some segments are older than the agent.
     pub segments: AtomicU64,

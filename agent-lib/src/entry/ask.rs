@@ -9,7 +9,7 @@ use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::Acquire;
 use std::time::{Duration, Instant};
 
-/// Timeout for sending the records made so far, which the report should include.
+/// Timeout for sending all earlier records to the daemon, because its report should include them.
 const SEND_TIMEOUT: Duration = Duration::from_millis(300);
 const REPLY_TIMEOUT: Duration = Duration::from_secs(3);
 /// Maximum size of a report, in bytes.

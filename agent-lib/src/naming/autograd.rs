@@ -294,7 +294,7 @@ pub(crate) fn attach(core: &Core) {
     let (state, reason) = match slot::with(is_library, take_slot) {
         None | Some(Ok(SlotResult::NotYet)) => return,
         Some(Ok(SlotResult::Replaced)) => {
-            (LayerState::Degraded, "the offset of node numbers is not known yet")
+            (LayerState::Degraded, "the offset of autograd's node numbers is unknown so far")
         }
         Some(Ok(SlotResult::NoSlot)) => {
             (LayerState::Failed, "this PyTorch calls Engine::evaluate_function directly")

@@ -66,7 +66,7 @@ impl Core {
         }
     }
 
-    /// Like `named`, for any combination of sources.
+    /// Like `named`, for every combination of sources of names.
     #[inline(never)]
     fn named_by_all(
         &self,

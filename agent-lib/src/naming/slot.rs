@@ -5,7 +5,7 @@ use crate::base::loaded_file::{find_mapped, write_sealed};
 use crate::naming::callers;
 use std::sync::atomic::{AtomicUsize, Ordering::*};
 
-/// Result of the replacement of a slot.
+/// Result of replacing a function pointer (slot) by the agent's function.
 #[derive(PartialEq, Eq)]
 pub(crate) enum SlotResult {
     /// The slot holds the agent's function.

@@ -18,14 +18,14 @@ pub(crate) const DEVICES: usize = 16;
 /// Number of tags: 1 to 2^17, and 0 for rows without a tag.
 const TAGS: usize = (1 << 17) + 1;
 
-/// Kinds of rows whose bytes are added to the same sum.
+/// Kinds of live rows that are summed separately, so that no byte counts twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Family {
     Allocations,
     Blocks,
 }
 
-/// Bytes with one tag on one device, for one family of rows.
+/// Bytes with one tag on one device, for one [`Family`] of rows: now and at the measured peak.
 #[derive(Debug)]
 struct TagHighWater {
     live: AtomicI64,

@@ -12,7 +12,7 @@ use crate::base::row::mix;
 use gpumem_wire::{Body, MAX_TAG_BYTES, Record, Stamp, frame};
 use std::sync::atomic::Ordering::*;
 
-/// Number of places in the hash table of tags, a power of two.
+/// Number of entries in the hash table of tags, a power of two.
 const PLACES: usize = if cfg!(loom) { 8 } else { 1 << 17 };
 /// Maximum number of places that a lookup tries.
 const REACH: usize = if cfg!(loom) { 8 } else { 64 };
@@ -58,7 +58,7 @@ impl Names {
         })
     }
 
-    /// Copies the names that the parent process had added, after a fork.
+    /// After a fork, copies the names that the parent process had added.
     pub(crate) fn adopt(&self, parent: &Names) {
         let end = parent.end().min(self.bytes);
         // SAFETY: copies finished frames of the parent's mapping to this one, which no other thread uses yet.

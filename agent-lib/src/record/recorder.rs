@@ -10,7 +10,7 @@ use crate::threads::Thread;
 use gpumem_wire::{Body, Flags, NONE_DEVICE, Record, Stamp};
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
-/// Everything needed to make records. The fields used most come first, so that they share few cache lines.
+/// Makes records of events. The fields used most come first, so that they share few cache lines.
 #[derive(Debug)]
 #[repr(C)]
 #[allow(missing_docs)]
@@ -133,7 +133,7 @@ const AHEAD: u64 = 2;
 #[inline(always)]
 pub(crate) fn no_row(_: &Recorder, _: &Row) {}
 
-/// Bit of the class with the records of steps, phases, marks and counters.
+/// Bit in `CLASSES` of the records of steps, phases, marks and counters.
 pub(crate) const MARKS: u8 = 1;
 /// Bit of the class with the records of begins and ends of scopes.
 pub(crate) const RANGES: u8 = 2;

@@ -7,7 +7,7 @@ use crate::record::panic;
 use gpumem_wire::{AgentState, Layer, LayerState};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::*};
 
-/// Phase of the agent: `FRESH`, `ARMED` or `SILENT`.
+/// Whether the agent works: `FRESH` (not started), `ARMED` (works) or `SILENT` (does nothing).
 const PHASE: &AtomicU8 = &HOT_WORDS.phase;
 /// The agent has not been started: no function of the library was called.
 const FRESH: u8 = 0;
@@ -25,10 +25,10 @@ static REPORTS: ForkMutex<Vec<StatusReport>> = ForkMutex::new(Vec::new);
 /// Maximum number of stored reports. A daemon that connects later reads from them when driver calls were not observed.
 const MAX_REPORTS: usize = 65;
 
-/// A report of the agent's state, and its time.
+/// One report of the agent's state, with its time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StatusReport {
-    /// Number of the report; the first one has 1.
+    /// Number of the report, counted from 1.
     pub number: u64,
     /// Time (ns) since which the agent is in this state.
     pub time_ns: u64,
@@ -108,7 +108,7 @@ pub fn reports_after(after: u64, now_ns: u64) -> Vec<StatusReport> {
     reports
 }
 
-/// Whether the last report says that driver calls are not observed. Not for callbacks.
+/// Whether driver calls are not observed, according to the last report. Not for use in callbacks.
 pub(crate) fn is_blind() -> bool {
     use AgentState::{Blocked, Disarmed, Paused};
     let is_blind = |last: &StatusReport| matches!(last.state, Blocked | Paused | Disarmed);
@@ -122,7 +122,7 @@ pub(crate) fn panicked() -> bool {
 /// Report of the state of a layer of names (a source of names, for example NVTX).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LayerReport {
-    /// The layer of names.
+    /// The source of names that the report is about.
     pub layer: Layer,
     /// Whether and how well the layer works.
     pub state: LayerState,
@@ -130,7 +130,7 @@ pub struct LayerReport {
     pub reason: String,
 }
 
-/// Last report of each layer of names. Not for callbacks.
+/// Last report of each source of names. Not for use in callbacks.
 static LAYERS: ForkMutex<Vec<LayerReport>> = ForkMutex::new(Vec::new);
 /// Number of changes to `LAYERS`. The sender sends the reports again when the number has changed.
 static LAYERS_VERSION: AtomicU64 = AtomicU64::new(0);

@@ -108,7 +108,7 @@ impl Sender {
         true
     }
 
-    /// Sends reports of the agent and its layers of names that have changed.
+    /// Sends the state of the agent and of each source of names, if it has changed.
     pub(super) fn send_changes(&mut self) {
         if self.progress.layers_version != Some(status::layers_version()) {
             self.progress.layers_version = Some(status::layers_version());

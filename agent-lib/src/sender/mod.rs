@@ -50,7 +50,7 @@ static FINISHING: AtomicBool = AtomicBool::new(false);
 /// What was sent so far on the current connection.
 #[derive(Debug, Default)]
 struct Progress {
-    /// Number of bytes of the memory for names that were sent.
+    /// Number of bytes of names sent so far.
     names_sent: u64,
     /// Number of the last record for which it and all earlier ones were put into packets or are lost.
     packed_seq: u64,

@@ -66,7 +66,12 @@ impl Sender {
                 refused
             }
             Some(request) => self.handle_request(request),
-            None => refusal(libc::EINVAL, "this agent does not support this limit of recordings".to_owned()),
+            None => refusal(
+                libc::EINVAL,
+                "this agent does not support a requested limit of the \
+                 recording"
+                    .to_owned(),
+            ),
         };
         let body = Body::Done { result: outcome.errno, command, told: &outcome.told };
         self.send(body);
@@ -125,7 +130,10 @@ impl Sender {
             }
         }
         if let Some(window) = &self.window {
-            return busy(&window.path, &format!("a recording waits for step {} already", window.steps.0));
+            return busy(
+                &window.path,
+                &format!("a recording that begins at step {} is requested already", window.steps.0),
+            );
         }
         let (link, path) = self.create_link(name)?;
         self.ended = None;

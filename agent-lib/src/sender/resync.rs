@@ -25,7 +25,7 @@ struct Ordered {
     handles: Vec<RowCopy>,
     /// Mappings by the number of the record that made their handle.
     mappings: HashMap<u64, Vec<RowCopy>>,
-    /// Number of the last record whose effect the rows include.
+    /// Number of the last record whose effect is included in the sent rows.
     after_seq: u64,
     /// Whether no reference count changed while the rows were read.
     are_settled: bool,

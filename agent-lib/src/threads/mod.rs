@@ -39,7 +39,7 @@ pub struct Call {
     pub(crate) begin_seq: u64,
     /// The row that was removed at the begin. It is restored if the call fails.
     pub(crate) taken: Option<RowCopy>,
-    /// Number of rows removed at the begin besides `taken`. They cannot be restored.
+    /// Number of rows removed when the call began, in addition to `taken`; they cannot be restored.
     pub(crate) more_taken: u32,
     /// Whether the call will create a context.
     pub(crate) creating: bool,
@@ -115,7 +115,7 @@ impl OwnerData {
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub struct Thread {
-    /// Kernel id of the thread; 0 while the place is free.
+    /// Kernel id of the thread; 0 while this entry of the table is free.
     pub id: AtomicU32,
     /// Not 0 while the thread is inside of the agent: calls of the agent from there are ignored.
     pub(crate) busy: AtomicU32,
@@ -378,7 +378,7 @@ pub fn moving_since_ns() -> u64 {
     entered.filter(|&ns| ns != 0 && ns >= hearing_since_ns).min().unwrap_or(0)
 }
 
-/// Frees the places of threads that have ended, if many places are used.
+/// Frees the entries of threads that have ended, if many entries are in use.
 pub(crate) fn sweep(pid: u32) {
     if PLACES.used.load(Relaxed) < 64 {
         return;

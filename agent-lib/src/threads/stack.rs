@@ -165,7 +165,7 @@ mod tests {
             let end = stack.find_end(at);
             assert!(end > at && end - at < 2 << 20, "{at:x} {end:x}");
             assert_eq!(end, control_block());
-            // Every word up to there can be read.
+            // Every word before `end` can be read.
             let words = (at..end).step_by(8).map(|at| {
                 // SAFETY: reads only memory that `find_end` reported as readable.
                 unsafe { (at as *const u64).read_volatile() }

@@ -54,16 +54,16 @@ pub trait TableSlot: Sync + 'static {
     fn end(&self);
 }
 
-/// A table with `COUNT` places.
+/// A table of threads with room for `COUNT`.
 #[derive(Debug)]
 pub struct SlotTable<T: 'static, const COUNT: usize> {
-    /// Array of the places; null until it is made.
+    /// Array of the entries; null until it is allocated.
     pub table: AtomicPtr<T>,
-    /// Number of places used so far; those after them were never touched.
+    /// Number of entries used so far; later entries were never touched.
     pub used: AtomicUsize,
     /// Index at which the search for a free place starts: after the last place claimed, or 0 after a sweep.
     pub next: AtomicUsize,
-    /// Number of threads that got no place because the table was full.
+    /// Number of threads without an entry, because the table was full.
     pub refused: AtomicU64,
 }
 

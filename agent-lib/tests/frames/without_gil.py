@@ -30,7 +30,7 @@ def work(thread):
         if n % 2:
             agent.gpumem_block_free(pool, address, 0)
         reason = _frames.prove(agent)
-        if reason != "CPython without a GIL (free-threaded) is not read":
+        if reason != "CPython without a GIL (free-threaded) is not supported":
             failed.append(reason)
 
 

@@ -182,7 +182,7 @@ mod python {
         let Some(python) = free_threaded() else { return };
         let folder = Folder::new("frames-no-gil");
         let recording = recorded(&python, &folder, include_str!("../frames/without_gil.py"), "1");
-        let why = "CPython without a GIL (free-threaded) is not read";
+        let why = "CPython without a GIL (free-threaded) is not supported";
         assert_eq!(told(&recording).pop(), Some((LayerState::Failed, why.to_owned())));
         let (mut made, mut gone, mut named) = (0, 0, 0);
         for record in frame::records(&recording[frame::HEADER_BYTES..]) {

@@ -655,7 +655,7 @@ fn silent(folder: &Path) {
     agent(&folder.join("nobody.sock"), |_| {});
     until_layer(Layer::Blocks, LayerState::Absent, "no PyTorch");
     let torch = Torch::load(folder);
-    until_layer(Layer::Blocks, LayerState::Absent, "handed out nothing");
+    until_layer(Layer::Blocks, LayerState::Absent, "allocated no block");
     context(CONTEXT, 0);
     torch.driver(ALLOC, 20 * MIB, A, 0);
     until_layer(Layer::Blocks, LayerState::Failed, "PyTorch reports no blocks");
@@ -669,7 +669,7 @@ fn single(folder: &Path) {
     agent(&folder.join("nobody.sock"), |_| {});
     let torch = Torch::load(folder);
     context(CONTEXT, 0);
-    until_layer(Layer::Blocks, LayerState::Absent, "handed out nothing");
+    until_layer(Layer::Blocks, LayerState::Absent, "allocated no block");
     torch.driver(ALLOC, 20 * MIB, A, 0);
     torch.driver(ALLOC, 4000, B, 0);
     until_layer(Layer::Blocks, LayerState::Absent, "tensors are driver allocations");

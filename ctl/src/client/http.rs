@@ -43,7 +43,7 @@ pub(crate) fn request(socket: &Socket, method: Method, path: &str, within: Durat
 }
 
 fn not_answered(within: Duration) -> String {
-    format!("takes connections but has not answered for {} s", within.as_secs())
+    format!("accepts connections but has not answered for {} s", within.as_secs())
 }
 
 /// Gets a path of a Prometheus by http. `authority` is `host:port`.
@@ -73,7 +73,7 @@ pub(crate) fn get_by_curl(url: &str, within: Duration) -> Reply {
     })?;
     if !output.status.success() {
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
-        let reason = text.lines().next().unwrap_or("it ended without a reason").trim_start_matches("curl: ");
+        let reason = text.lines().next().unwrap_or("it ended without a message").trim_start_matches("curl: ");
         return Err(match output.status.code() {
             // curl's exit codes for certificates that it does not accept. curl's texts depend on its TLS library.
             Some(51 | 58 | 60 | 77 | 83 | 90 | 91) => format!(
@@ -93,7 +93,7 @@ fn why_silent(pid: Option<i32>) -> String {
     let Some(pid) = pid.filter(|pid| *pid > 0) else { return "is its process stopped?".into() };
     let stat = u32::try_from(pid).ok().and_then(Stat::of_pid);
     if stat.is_some_and(|stat| ['T', 't'].contains(&stat.state)) {
-        return format!("process {pid} is stopped; kill -CONT {pid} lets it go on");
+        return format!("process {pid} is stopped; kill -CONT {pid} continues it");
     }
     let limits = std::fs::read_to_string(format!("/proc/{pid}/limits")).unwrap_or_default();
     let limit = limits.lines().find_map(|line| line.strip_prefix("Max open files"));
@@ -103,7 +103,7 @@ fn why_silent(pid: Option<i32>) -> String {
         Some(limit) if open >= limit => format!(
             "process {pid} has no file descriptor left, {open} of {limit} are open; raise the limit: LimitNOFILE= of its unit, or ulimit -n"
         ),
-        _ => format!("process {pid} runs, but is it busy or hanging?"),
+        _ => format!("process {pid} runs, and may be busy or hanging"),
     }
 }
 
@@ -120,12 +120,14 @@ async fn connect(socket: &Socket) -> Result<UnixStream, String> {
             Ok(stream)
         }
         Ok(Err(error)) => Err(match error.kind() {
-            ErrorKind::ConnectionRefused => "no process listens (left by a daemon that has ended)".into(),
+            ErrorKind::ConnectionRefused => {
+                "no process listens: a daemon that has ended left the socket".into()
+            }
             ErrorKind::PermissionDenied => "no permission to connect".into(),
             ErrorKind::NotFound => "is not there".into(),
             _ => error.to_string(),
         }),
-        Err(_) => Err("does not take connections: too many are waiting".into()),
+        Err(_) => Err("accepts no connections: too many callers are waiting".into()),
     }
 }
 
@@ -139,7 +141,7 @@ async fn exchange(
 ) -> Reply {
     let no_http = |error: hyper::Error| {
         if error.is_parse() {
-            format!("does not answer in HTTP: is it {what}?")
+            format!("does not answer in HTTP: check that it is {what}")
         } else if error.is_incomplete_message() || error.is_closed() || error.is_canceled() {
             "closed the connection without an answer".to_owned()
         } else {
@@ -160,6 +162,6 @@ async fn exchange(
     let answer = sender.send_request(request).await.map_err(no_http)?;
     let status = answer.status();
     let body = Limited::new(answer.into_body(), LARGEST).collect().await;
-    let body = body.map_err(|error| format!("broke off its answer: {error}"))?;
+    let body = body.map_err(|error| format!("interrupted its answer: {error}"))?;
     Ok((status, body.to_bytes()))
 }

@@ -19,7 +19,7 @@ const SYSTEM: &str = "/run/gpumemd";
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Socket {
     pub path: PathBuf,
-    /// Whether the path was an argument of gpumemctl. The owner of such a socket is not checked.
+    /// Whether the user gave the path (`--socket`); then the socket's owner is not checked.
     typed: bool,
 }
 
@@ -98,7 +98,7 @@ impl Socket {
     pub(crate) fn check(&self) -> Result<(), String> {
         let socket = std::fs::metadata(&self.path).map_err(|error| match error.kind() {
             std::io::ErrorKind::NotFound => "is not there".to_owned(),
-            std::io::ErrorKind::PermissionDenied => "no permission to look there".to_owned(),
+            std::io::ErrorKind::PermissionDenied => "no permission to read its directory".to_owned(),
             _ => error.to_string(),
         })?;
         if !socket.file_type().is_socket() {
@@ -140,7 +140,7 @@ fn check_path(path: &Path, owner: u32) -> Result<(), String> {
 fn check_owners(is_systems: bool, owner: u32, directory: (u32, u32, bool), user: u32) -> Result<(), String> {
     let (holder, mode, is_our_group) = directory;
     if mode & 0o002 != 0 || mode & 0o020 != 0 && !is_our_group {
-        return Err("not used: others may write in its directory".into());
+        return Err("not used: other users may write to its directory".into());
     }
     if owner != 0 && owner != user && !is_systems {
         return Err(not_ours(owner));
@@ -148,14 +148,14 @@ fn check_owners(is_systems: bool, owner: u32, directory: (u32, u32, bool), user:
     // The directory's owner can replace the socket, also by a link.
     if holder != 0 && holder != user && !is_systems {
         return Err(format!(
-            "not used: its directory belongs to user {holder} (--socket takes it all the same)"
+            "not used: its directory belongs to user {holder} (--socket uses it without this check)"
         ));
     }
     Ok(())
 }
 
 fn not_ours(owner: u32) -> String {
-    format!("not used: belongs to user {owner} (--socket takes it all the same)")
+    format!("not used: belongs to user {owner} (--socket uses it without this check)")
 }
 
 #[cfg(test)]

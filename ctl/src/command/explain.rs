@@ -30,7 +30,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     match explain(word, report.as_ref(), width()) {
         Ok(text) => print(&text),
         Err(nearest) => {
-            let mut text = format!("{} is not in the list of words:", escape(word));
+            let mut text = format!("{} is not an explained word:", escape(word));
             if !nearest.is_empty() {
                 text += &format!(" did you mean {}?", escape(&nearest.join(", ")));
             }

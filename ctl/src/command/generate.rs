@@ -30,7 +30,7 @@ const ENVIRONMENT: &[(&str, &str)] = &[
     ("GPUMEM_CONTROL", "The daemon's control socket, like --socket."),
     ("GPUMEM_STORE", "The run store, like --store."),
     ("GPUMEM_LIBRARY", "The libgpumem.so that run gives to the command, instead of the installed one."),
-    ("GPUMEM_JOB", "Id of the job of run's command; run sets it if it is not set."),
+    ("GPUMEM_JOB", "Id of the job of a command that run starts; run sets it if it is unset."),
     ("CURL_CA_BUNDLE", "Certificate authorities for job --prometheus https://..., as in curl(1)."),
 ];
 

@@ -47,13 +47,13 @@ pub(crate) fn record(args: &Record) -> Result<()> {
     let file = recorded.file.as_deref().map(|file| escape(&quoted(file)));
     let text = match (args.verb, file) {
         (Verb::Start, Some(file)) => match args.steps {
-            Some((first, last)) => format!("records its steps {first} to {last} to {file}, when they begin"),
+            Some((first, last)) => format!("will record its steps {first} to {last} to {file}"),
             None => format!("records to {file}"),
         },
         (Verb::Stop, Some(file)) => format!("has recorded to {file}: gpumemctl report {file}"),
         (Verb::Stop, None) => "was not recording".to_owned(),
         (Verb::Dump, Some(file)) => format!("has written its state to {file}: gpumemctl report {file}"),
-        (Verb::Pause, _) => "sends no events until resume; its sums do not change".to_owned(),
+        (Verb::Pause, _) => "sends no events until resume; its sums stay exact".to_owned(),
         (Verb::Resume, _) => "sends events again".to_owned(),
         (_, None) => return print(&format!("pid {}: {verb} is done\n", recorded.pid)),
     };

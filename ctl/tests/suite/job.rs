@@ -33,10 +33,7 @@ fn ranks_on_this_node_are_summed() {
     assert!(text.starts_with("job bert"), "{text}");
     assert!(text.contains(": 2 processes, 2 of 4 ranks\n"), "{text}");
     assert!(text.contains("missing: rank 2-3: not seen here"), "{text}");
-    assert!(
-        text.contains("not running any more, and in no sum: rank 2 (GPU 2) (killed by signal 9)"),
-        "{text}"
-    );
+    assert!(text.contains("ended, and not in the sums: rank 2 (GPU 2) (killed by signal 9)"), "{text}");
     let json: Value = serde_json::from_str(&stdout(&folder.run(&["job", "bert", "--json"]))).expect("JSON");
     let members = json["members"].as_array().expect("members");
     assert_eq!(members.len(), 3);
@@ -133,7 +130,7 @@ fn servers_that_are_no_prometheus_are_named() {
         (
             "HTTP/1.1 200 OK\r\nContent-Length: 63\r\n\r\n{\"status\":\"success\",\"data\":{\"resultType\":\"vector\",\"result\":[]}} ",
             3,
-            "does it scrape gpumemd, port 9837?",
+            "check that it scrapes gpumemd (port 9837)",
         ),
     ];
     for (answer, expected, words) in answers {
@@ -197,7 +194,7 @@ fn https_goes_through_curl_which_checks_the_certificate() {
     server.wait().expect("ended");
     let ended = ask("CURL_CA_BUNDLE", &certificate);
     for ((code, why), (expected, words)) in [accepted, refused.clone(), no_curl, ended].iter().zip([
-        (3, "does it scrape gpumemd, port 9837?"),
+        (3, "check that it scrapes gpumemd (port 9837)"),
         (6, "the certificate is not accepted: curl (60)"),
         (6, "https needs the program curl"),
         (6, "curl (7)"),

@@ -88,7 +88,7 @@ fn the_socket_is_looked_for_in_order_and_only_where_nobody_else_can_put_one() {
     fs::set_permissions(folder.path("other"), fs::Permissions::from_mode(0o777)).expect("a mode");
     let open =
         folder.command(&["ps"]).env("GPUMEM_CONTROL", folder.text("other")).output().expect("gpumemctl");
-    assert!(failure(&open).1.contains("others may write in its directory"));
+    assert!(failure(&open).1.contains("other users may write to its directory"));
 }
 
 #[test]
@@ -287,7 +287,7 @@ fn without_a_name_oom_is_of_my_newest_run_that_was_out_of_memory() {
     drop(store);
     let output = folder.run(&["oom"]);
     assert!(stdout(&output).contains("pid 12"), "{output:?}");
-    assert!(stderr(&output).starts_with("your newest run that was out of memory: r1, pid 12"), "{output:?}");
+    assert!(stderr(&output).starts_with("your newest run that ran out of memory: r1, pid 12"), "{output:?}");
     let output = folder.run(&["report"]);
     assert!(stdout(&output).contains("pid 14"), "{output:?}");
     assert!(stderr(&output).starts_with("your newest run: r4, pid 14"), "{output:?}");
@@ -349,7 +349,7 @@ fn without_a_name_all_daemons_and_their_stores_are_searched() {
     let stored = format!("r1 of {}, pid 20", other.display());
     let (text, why) = ask("oom");
     assert!(text.contains("pid 20"), "{why}{text}");
-    assert!(why.starts_with(&format!("your newest run that was out of memory: {stored}")), "{why}");
+    assert!(why.starts_with(&format!("your newest run that ran out of memory: {stored}")), "{why}");
 
     // A live process of the second daemon is newer than one of the first.
     first.runs("", &[&live(50, true)]);
@@ -388,7 +388,7 @@ fn a_pid_that_nobody_knows_is_answered_with_what_was_looked_at() {
     let folder = Folder::new("unknown");
     let (exit, message) = failure(&folder.run(&["report", "999999999"]));
     assert_eq!(exit, 3);
-    for words in ["no daemon answers", "runs.sqlite", "no process of that number runs"] {
+    for words in ["no daemon answers", "runs.sqlite", "no process with this pid runs"] {
         assert!(message.contains(words), "{message}");
     }
     let _daemon = daemon(&folder);
@@ -423,7 +423,7 @@ fn doctor_puts_the_worst_first_and_needs_no_daemon() {
     let folder = Folder::new("doctor");
     let alone = doctor(&folder, &[]);
     assert!(alone.starts_with("BAD      daemon "), "{alone}");
-    assert!(line(&alone, "BAD", "daemon").starts_with("none answers; tried: "), "{alone}");
+    assert!(line(&alone, "BAD", "daemon").starts_with("no daemon answers; tried: "), "{alone}");
     assert!(alone.contains("-> gpumemctl run -- COMMAND starts a private one"), "{alone}");
 
     let daemon = daemon(&folder);

@@ -69,7 +69,7 @@ impl Published {
     }
 }
 
-/// Handle with which views read the published state. Reading never blocks.
+/// Gives views the latest published snapshot of the ledger. Reading never blocks.
 #[derive(Debug, Clone)]
 pub struct SnapshotReader {
     published: watch::Receiver<Arc<Published>>,
@@ -129,7 +129,7 @@ impl Default for AggregatorSettings {
     }
 }
 
-/// State of the task. The ledger is in `builder`.
+/// The task that owns the ledger (in `builder`) and books all records.
 pub struct Aggregator {
     builder: RunBuilder,
     processes: ProcessTable,

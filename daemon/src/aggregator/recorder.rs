@@ -26,7 +26,7 @@ const FLUSH: Duration = Duration::from_millis(100);
 /// Interval for trying to write again after an error.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// An open recording. Dropping it ends the recording.
+/// A recording in progress. Dropping it ends the recording.
 #[derive(Debug)]
 pub struct Recorder {
     batches: Option<SyncSender<Batch>>,

@@ -186,7 +186,7 @@ impl Roll {
         live: impl FnOnce() -> Vec<ProcessKey>,
     ) -> Vec<ProcessKey> {
         let Some((period, passed)) = self.period.zip(self.periods(wall_ns)) else { return Vec::new() };
-        // If the clock was set back, `passed` is smaller; then no part ends.
+        // If the wall clock was set back, `passed` is smaller, and no part of a run ends.
         if passed > self.passed {
             self.passed = passed;
             let up = since_boot();

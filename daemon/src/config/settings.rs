@@ -95,7 +95,7 @@ pub struct Settings {
     pub nvml: NvmlSettings,
     /// Sources of the kernel's reports: its log and its control groups.
     pub kernel: KernelSettings,
-    /// Sources of facts about processes besides /proc.
+    /// Sources of facts about processes in addition to /proc: cluster software.
     pub who: ProcessSettings,
     /// Address at which metrics are served; `None`: they are not served.
     pub listen: Option<SocketAddr>,
@@ -160,7 +160,7 @@ impl Settings {
     }
 }
 
-/// Returns `None` for 0, which stands for never.
+/// Returns `None` for 0, which means never.
 fn not_zero(value: f64) -> Option<f64> {
     (value > 0.0).then_some(value)
 }
@@ -264,7 +264,7 @@ impl Default for NvmlSettings {
     }
 }
 
-/// Sources of the kernel's reports on how processes ended.
+/// Where the daemon reads the kernel's reports on killed processes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KernelSettings {
     /// Path of the kernel log; `None`: it is not read.

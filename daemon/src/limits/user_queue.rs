@@ -23,7 +23,7 @@ const COSTLY_PAUSE_FACTOR: u32 = 16;
 /// Minimum processing time at which a costly batch keeps its slot after it was applied.
 const COSTLY: Duration = Duration::from_millis(1);
 
-/// Inbox slots and pauses of one user, shared by the user's connections.
+/// Inbox slots of one user, and pauses after batches; shared by the user's connections.
 #[derive(Debug)]
 pub(crate) struct UserQueue {
     slots: Arc<Semaphore>,

@@ -57,17 +57,16 @@ pub(super) fn set_aside(path: &Path, why: &StoreError) -> Result<PathBuf, StoreE
     Ok(aside)
 }
 
-/// Returns whether an error may disappear by itself: no space, no free descriptor, a missing directory. Then the write is
-/// retried.
+/// Returns whether an error may be temporary: no space, no free descriptor, a missing directory. Then the write is retried.
 pub(super) fn may_pass(error: &StoreError) -> bool {
     matches!(error, StoreError::DiskFull { .. } | StoreError::Io { .. } | StoreError::Sqlite { .. })
 }
 
 pub(super) fn remedy(error: &StoreError) -> &'static str {
     match error {
-        StoreError::DiskFull { .. } => "make room on its file system; it is tried again by itself",
+        StoreError::DiskFull { .. } => "free space on its file system; gpumemd retries",
         StoreError::NewerVersion { .. } => "run the newer gpumemd, or name another file in runs.store",
         StoreError::NotAStore { .. } => "move that file away, or name another one in runs.store",
-        _ => "it is tried again by itself",
+        _ => "gpumemd retries",
     }
 }

@@ -47,7 +47,7 @@ const RETRY: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(60);
 /// Maximum number of stored runs that a search reads, newest first.
 const SEARCHED: usize = 4096;
-/// Maximum number of runs that a search returns, and of their bytes in total.
+/// Maximum number of runs that a search returns, and maximum of their total bytes.
 const FOUND: usize = 256;
 const FOUND_BYTES: usize = 32 << 20;
 
@@ -94,7 +94,7 @@ pub(crate) struct EarlierCounts {
     pub program: Option<Program>,
 }
 
-/// State of the store and of the runs that wait for it.
+/// State of the run store, and counts of the runs that wait to be written.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Status {
     /// Path of the store.
@@ -147,7 +147,7 @@ struct Shared {
     stats: Arc<Stats>,
 }
 
-/// Changed runs that the aggregator has not handed over to the writing thread yet.
+/// Changed runs that the aggregator has not sent to the writing thread yet.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct LedgerBacklog {
     /// Number of changed runs that wait in the ledger.
@@ -208,8 +208,8 @@ impl RunWriter {
         let _ = self.requests.send(WriterRequest::SetRetention(retention));
     }
 
-    /// Makes the store record that runs without changes are still open, once all waiting runs are written. The caller has handed
-    /// over all changes until `time_ns` (CLOCK_MONOTONIC).
+    /// After all waiting runs are written, records in the store that unchanged runs are still open. The caller has sent all
+    /// changes until `time_ns` (CLOCK_MONOTONIC).
     pub(crate) fn heartbeat(&self, time_ns: u64) {
         let _ = self.requests.send(WriterRequest::Heartbeat(time_ns));
     }
@@ -233,8 +233,8 @@ impl RunWriter {
         self.shared.stats.add(Count::StoreDropped, lost);
     }
 
-    /// Returns how many runs can be handed over now. Further runs are dropped; dropped ended runs are counted. While the store
-    /// fails, any number of ended runs can be handed over, because the caller cannot keep them.
+    /// Returns how many runs the queue accepts now. Further runs are dropped; dropped ended runs are counted. While the store
+    /// fails, the queue accepts any number of ended runs, because the caller cannot keep them.
     pub(crate) fn room(&self) -> Room {
         let room = lock(&self.shared.queue).room();
         let fails = self.stuck().is_some() || !lock(&self.shared.status).up;

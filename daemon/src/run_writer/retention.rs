@@ -40,13 +40,13 @@ const GAP: Duration = Duration::from_secs(7 * 86_400);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Doubt {
     /// The daemon has started a short time ago.
-    #[error("the daemon began less than runs.keep_steady_s ago")]
+    #[error("the daemon started less than runs.keep_steady_s ago")]
     Begun,
     /// The wall clock has jumped since the daemon's start.
     #[error("the clock jumped less than runs.keep_steady_s ago")]
     Jumped,
     /// The wall clock is far later than the last write to the store, so it may be wrong.
-    #[error("the clock went over {days} days in which no run was written, and may be wrong")]
+    #[error("the clock is {days} days after the latest write of a run, and may be wrong")]
     Gap {
         /// Number of days between two writes, or between the last one and now.
         days: u64,
@@ -233,7 +233,7 @@ impl Sweeper {
                 by_age,
                 by_size,
                 mib,
-                "runs were deleted from the store, as runs.keep_days and runs.max_size_mib say"
+                "runs were deleted from the store, because of runs.keep_days or runs.max_size_mib"
             );
         }
         Ok(room.file_bytes)

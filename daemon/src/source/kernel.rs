@@ -39,7 +39,7 @@ pub(crate) struct LogStatus {
     pub problem: Option<String>,
 }
 
-/// Handle of the reader. Clones share the state. No call blocks.
+/// Handle of the reader of the kernel's reports. Clones share its state. No call blocks.
 #[derive(Debug, Clone)]
 pub(crate) struct Kernel(Arc<Mutex<State>>);
 

@@ -28,7 +28,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 
-/// Health of all sources of data: NVML, the kernel's log, and agents.
+/// State of all data sources: NVML, the kernel's log, and agents.
 #[derive(Debug, Clone, Default)]
 pub struct Health {
     /// State of NVML and its devices.
@@ -46,7 +46,7 @@ pub struct Health {
 /// Path of the file that the agent wrote (empty if none), or why the command failed.
 pub type CommandResult = Pin<Box<dyn Future<Output = Result<String, String>> + Send>>;
 
-/// Requests of views to the sources.
+/// Requests that views make of the data sources.
 pub trait Sources: Send + Sync {
     /// Returns the health of the sources. Never waits.
     fn health(&self) -> Health;
@@ -65,7 +65,7 @@ pub struct StartupInfo {
     pub metrics: Option<SocketAddr>,
 }
 
-/// State that all views share.
+/// Data and services that all views share.
 pub struct ViewContext {
     /// Paths and addresses that are constant while the daemon runs.
     pub fixed: StartupInfo,
@@ -108,8 +108,8 @@ impl ViewContext {
         lock(&self.shown).clone()
     }
 
-    /// Waits until the daemon may make another answer for a user. `is_free`: without a limit, for users who could stop this
-    /// daemon anyway.
+    /// Waits until the user's share of processor time allows another answer. `is_free`: no limit, for users who could stop the
+    /// daemon.
     pub(crate) async fn answer_slot(&self, uid: u32, is_free: bool) -> AnswerSlot {
         let share = (!is_free).then(|| self.shown().control.share_per_uid);
         let slot = self.shares.answer_slot(uid, share).await;

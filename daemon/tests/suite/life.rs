@@ -271,13 +271,13 @@ fn nothing_is_written_through_links_that_somebody_planted() {
     // An existing link is replaced by one to the agents' socket.
     plant("run/agent.sock", "", false);
     let reason = plant("open/new.gpumem", "record = \"$DIR/open/new.gpumem\"\n", false);
-    assert!(reason.contains("a new file cannot be made"), "{reason}");
+    assert!(reason.contains("a new file cannot be created"), "{reason}");
     for name in
         ["runs.sqlite", "runs.sqlite-wal", "runs.sqlite-shm", "runs.sqlite-journal", "runs.sqlite-deltas"]
     {
         let name = &format!("open/{name}");
         let reason = plant(name, store, true);
-        assert!(reason.contains("a link or somebody else's"), "{name}: {reason}");
+        assert!(reason.contains("a link or another user's file"), "{name}: {reason}");
     }
 }
 

@@ -143,7 +143,8 @@ impl Heap {
         Some((end.min(next) - address, piece.is_expandable))
     }
 
-    /// Returns both parts of an expandable segment's piece that is split at an address. `None` if no such piece lies across it.
+    /// Returns both parts of the piece of an expandable segment that is split at an address. `None` if no piece contains the
+    /// address inside.
     pub fn cut_at(&self, address: u64) -> Option<[(u64, Piece); 2]> {
         let (start, piece) = self.piece_at(address)?;
         let left = address - start;

@@ -58,7 +58,7 @@ pub fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
     Ok(())
 }
 
-/// Reads what the program asked of PyTorch's allocator on a device; without `device`, on the first one with history.
+/// Reads the program's requests to PyTorch's allocator on a device; without `device`, on the first one with history.
 ///
 /// Errors are those of [`read`], and [`Error::Unsuitable`] if the snapshot has no history of the device.
 pub fn requests(input: Input, device: Option<u8>) -> Result<Requests, Error> {

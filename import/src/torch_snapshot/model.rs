@@ -86,7 +86,7 @@ pub(super) struct Event {
     pub bytes: u64,
     pub time_us: u64,
     pub stream: u32,
-    /// Number of the pool that serves the request; 0 for the default pool, and where the history does not tell.
+    /// Number of the pool that serves the request; 0 for the default pool, or if the history lacks the pool.
     pub pool: u32,
     pub frames: Ref,
     /// Text that the program attached to its allocations (`user_metadata`).
@@ -171,7 +171,7 @@ impl<'a> Walk<'a> {
     fn spend(&self, count: usize) -> Result<(), Unfit> {
         let left = self.left.get().checked_sub(count as u64 + 1);
         self.left.set(left.ok_or_else(|| {
-            Unfit("its lists and dicts refer to each other so often that reading them would not end".into())
+            Unfit("its lists and dicts refer to each other too many times to be read".into())
         })?);
         Ok(())
     }

@@ -201,7 +201,7 @@ impl<R: Read> Machine<R> {
     }
 
     fn bad_number(&self) -> Fault {
-        self.bytes.bad("a line that should be a number is none")
+        self.bytes.bad("a line that should be a number is not a number")
     }
 
     fn line_number<T: FromStr>(&mut self) -> Result<T, Fault> {

@@ -50,9 +50,9 @@ pub(super) struct ReplayTotals {
 struct Device<'a> {
     /// History, the oldest entry first.
     events: &'a [Event],
-    /// State of the allocator at the present entry of the history.
+    /// PyTorch's allocator as it was at the present entry of the history.
     heap: Heap,
-    /// State of the allocator in the snapshot.
+    /// PyTorch's allocator as it was when the snapshot was made.
     end: Heap,
     /// Size of the block of each history entry in bytes; 0 if unknown.
     sizes: Vec<u64>,

@@ -10,7 +10,7 @@ const NUMBERS: usize = 16;
 /// Maximum number of faults whose times are kept; the latest stay.
 const LATEST: usize = 8;
 
-/// One driver fault of a device.
+/// One fault (Xid) that the driver reported for a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fault {
     /// Time at which the driver reported the fault (ns).
@@ -65,7 +65,7 @@ pub struct AgreedReading {
     pub unaccounted_bytes: i64,
 }
 
-/// One device in a snapshot.
+/// One device in a snapshot of the ledger.
 #[derive(Debug, Clone, PartialEq)]
 #[allow(missing_docs)]
 pub struct DeviceView {
@@ -94,7 +94,7 @@ struct Piece {
     number: u64,
     min: u64,
     max: u64,
-    /// Time (ns) and value of the first reading in the piece.
+    /// Time (ns) and value of the first reading in this piece of the last minute.
     first: (u64, u64),
 }
 

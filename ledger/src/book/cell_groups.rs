@@ -252,7 +252,7 @@ fn group_size(step: usize) -> u64 {
     (8 + step as u64 % 8) << (step / 8)
 }
 
-/// Last step of [`group_size`]: no amount is larger than its result.
+/// Last step that [`group_size`] tries: no amount is larger than its result.
 const STEPS: usize = 60 * 8;
 
 /// Returns the first number in `from..to` for which `test` is true, or `to`. `test` must be true for all greater numbers too.
@@ -272,7 +272,7 @@ type Amounts = Vec<(CellId, i64)>;
 #[derive(Debug, Clone, Copy, Default)]
 struct GroupSum {
     bytes: i64,
-    /// Sum of the absolute amounts.
+    /// Sum of the absolute amounts of the group's cells.
     weight: u64,
     /// Whether the list already had an amount for the group.
     is_present: bool,

@@ -92,7 +92,7 @@ pub(crate) struct Book {
     pub tracked: i64,
     /// Bytes of each role, by its code, without the unknown role and without cells that [`Book::learn_roles`] has not seen.
     by_role: [i64; 16],
-    /// Number of cells that `learn_roles` has processed.
+    /// Number of cells whose role [`Book::learn_roles`] has stored.
     learnt: usize,
     /// Incremented with each change of a cell that has a role.
     pub role_changes: u64,
@@ -101,7 +101,7 @@ pub(crate) struct Book {
     pub rounding: Rounding,
     /// The moment with the highest `tracked`; among equal moments, the one with the fewest unused bytes.
     pub peak: Moment,
-    /// Incremented with every new peak and every new fullest moment of a slot.
+    /// Number of new peaks, and new fullest moments of timeline slots, so far.
     epoch: u32,
     /// Fullest moment (most tracked bytes) of the timeline's open slot; [`Moment::NONE`] without an open slot.
     high: Moment,
@@ -113,7 +113,7 @@ pub(crate) struct Book {
     pub past: Timeline,
     window: Range,
     window_start_ns: u64,
-    /// End of the open window (ns); 0 without an open window.
+    /// End of the open window of 10 ms for growth points (ns); 0 without one.
     pub window_end_ns: u64,
     /// Whether [`Book::partial_window`] has already returned the open window.
     is_reported: bool,
@@ -423,7 +423,7 @@ impl Book {
         if self.high_moment().is_none() || !self.past.is_long(now_ns.saturating_sub(self.touched_ns)) {
             return;
         }
-        // Rows that are live now were already live at the last booking.
+        // All rows that are live now were already live at the last booking.
         let held = match (self.present(), self.high_moment()) {
             (Some(present), _) => Some(Moment { epoch: self.next_epoch(), ..present }),
             (None, high) => high.map(|high| Moment { is_high: false, ..high }),

@@ -40,7 +40,7 @@ struct HistoryEntry {
     reached_ns: u64,
 }
 
-/// State of a book at an earlier time, and its changes since.
+/// Amounts of a book at an earlier time, and their changes since.
 #[derive(Debug)]
 pub(crate) struct PastBook {
     pub amounts: Vec<i64>,
@@ -59,7 +59,7 @@ pub(crate) struct BookHistory {
     open_rounding: Rounding,
     entries: VecDeque<HistoryEntry>,
     reached_ns: u64,
-    /// Bytes that calls in flight may have freed before the first entry.
+    /// Bytes that driver calls in flight may have freed before the first entry.
     first_in_flight: i64,
     /// Time after which all changes are present (ns); `None` while no history is kept.
     complete_after_ns: Option<u64>,

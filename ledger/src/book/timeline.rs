@@ -94,7 +94,7 @@ pub(crate) struct Moment {
 }
 
 impl Moment {
-    /// Stands for no moment: any other has more bytes.
+    /// Means that there is no moment yet: every other moment has more bytes.
     pub const NONE: Moment = Moment { time_ns: 0, bytes: i64::MIN, unused: 0, epoch: 0, is_high: true };
 
     pub fn is_some(&self) -> bool {
@@ -172,7 +172,7 @@ impl Timeline {
         self.points = points;
     }
 
-    /// Moves the bytes of a live allocation or block, created at `first_epoch`, to another cell in all points since then.
+    /// Moves the bytes of a live allocation or block to another cell, in all points since its creation at `first_epoch`.
     pub fn rename(
         &mut self,
         first_epoch: u32,

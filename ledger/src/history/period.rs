@@ -21,7 +21,7 @@ pub(super) struct Period {
     /// Recent maximum (bytes).
     high: i64,
     is_up: bool,
-    /// Lowest live bytes since the state became `down`.
+    /// Lowest live bytes since they began to fall (state `down`).
     trough: i64,
     /// Number of periods that have begun.
     count: u64,

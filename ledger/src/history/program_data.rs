@@ -94,7 +94,7 @@ pub const MAX_MARKS: usize = 128;
 
 #[derive(Debug, Default)]
 pub(crate) struct Marks {
-    /// Marks that the program set, and marks that gpumemctl set.
+    /// Marks (named moments): those that the program set, and those that gpumemctl set.
     marks: [VecDeque<Mark>; 2],
     pub dropped: u64,
 }

@@ -88,9 +88,9 @@ const NAMED: usize = 0;
 const SLACK: usize = 1;
 /// Column of the changes of all cells without a column of their own.
 const REST: usize = 2;
-/// Number of the fixed columns above; the columns of single cells follow.
+/// Number of the fixed columns above; columns of single cells come after them.
 const FIXED: usize = 3;
-/// Instead of a column index: the cell has never changed.
+/// In place of a column index: the cell has never changed.
 const CONSTANT: usize = usize::MAX;
 
 #[derive(Debug, Clone, Copy)]
@@ -100,7 +100,7 @@ struct Cell {
     column: usize,
 }
 
-/// Points of a book on one axis.
+/// Points of a book's bytes at equal distances on one axis (steps, periods or time).
 #[derive(Debug)]
 struct Track {
     ring: Ring,
@@ -302,7 +302,7 @@ impl Trend {
     }
 }
 
-/// Points from which the growth of a process is judged.
+/// Points of memory over time from which reports judge a process's growth.
 #[derive(Debug, Default)]
 pub(crate) struct Trends {
     /// Trends by book; the list grows when a book is first sampled.

@@ -51,7 +51,7 @@ const MAX_STACK_BYTES: usize = 2048;
 #[derive(Debug, Default)]
 pub(crate) struct Ooms {
     pub entries: Vec<OomEntry>,
-    /// Number of reports in entries that were dropped.
+    /// Number of out-of-memory reports whose entries were dropped.
     pub dropped: u64,
     /// Whether the newest entry still lacks the processes that held its device.
     pub wants_holders: bool,
@@ -101,7 +101,7 @@ impl Ooms {
         self.entries.iter().map(|entry| (usize::from(entry.book), named(entry))).collect()
     }
 
-    /// Marks the entries of a thread as survived, because the thread got memory.
+    /// Marks a thread's out-of-memory entries as survived, because the thread got memory afterwards.
     #[cold]
     pub fn note_progress(&mut self, stamp: &Stamp) {
         self.is_watched = false;

@@ -17,7 +17,7 @@ const MAX_ADOPTIONS: usize = 1 << 14;
 #[derive(Debug, Default)]
 pub(crate) struct Account {
     pub device: Option<usize>,
-    /// Baseline bytes that are not tracked; `None` until known.
+    /// Used bytes that are older than the agent and not tracked; `None` until known.
     pub predates: Option<i64>,
     /// Whether `predates` is final: the agent reported it, or it comes from a sample during which no memory changed.
     is_settled: bool,

@@ -57,7 +57,7 @@ impl Process {
         }
     }
 
-    /// Marks the sums as inexact until the program ends.
+    /// Marks the process's sums as inexact until the program ends.
     fn mark_inexact(&mut self) {
         self.coverage.blind_doubt = true;
         self.coverage.mark_partial();

@@ -30,7 +30,7 @@ pub struct Blocked {
     pub since_ns: u64,
     /// CUPTI's result code.
     pub result: u16,
-    /// With [`gpumem_model::run::SUBSCRIPTION_HELD`], the name of the other client if known; otherwise the reason.
+    /// Name of the client that holds CUPTI, for code [`gpumem_model::run::SUBSCRIPTION_HELD`]; for other codes, the reason.
     pub by: String,
 }
 

@@ -29,7 +29,7 @@ use gpumem_wire::{Body, Flags, Record};
 use std::mem::size_of;
 use std::sync::Arc;
 
-/// Value in [`Process::slots`] while no record has named the device.
+/// Value in [`Process::slots`] of a device slot that no record has used yet.
 pub(crate) const NO_BOOK: u8 = u8::MAX;
 /// Index of the book for all devices beyond the maximum number. `Holdings::settle` has one bit for each of 64 books.
 pub(crate) const BEYOND: u8 = 63;
@@ -50,7 +50,7 @@ pub(crate) struct Process {
     /// One account for each of `holdings.books`.
     pub accounts: Vec<Account>,
     pub growth: Trends,
-    /// Index of the book for each device slot of the agent.
+    /// Index in `holdings.books` for each device slot (number in records) of the agent.
     pub slots: [u8; 256],
     /// Time of the process's end (ns), and its wait status if known.
     pub ended: Option<(u64, Option<u64>)>,

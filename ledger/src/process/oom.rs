@@ -14,7 +14,7 @@ const OUT_OF_MEMORY: u16 = 2;
 struct OomReport {
     /// Whether a driver call failed; otherwise a framework reports its error.
     is_refusal: bool,
-    /// Phase in which the thread was, if the record contains it.
+    /// Training phase of the thread, if the record contains it.
     phase: Option<Phase>,
     /// The OOM as runs store it, with the values of the record.
     record: Oom,

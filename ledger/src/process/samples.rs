@@ -24,7 +24,7 @@ impl Process {
                 let partial = self.coverage.partial_state;
                 pending.mark_past(past, self.stream.near_tag, partial);
             } else {
-                // Even if `tracked` is the same now, its cells may have changed.
+                // Even if `tracked` is unchanged, its division into cells may have changed.
                 let late = of.touched_ns > t0_ns;
                 self.mark(&mut pending, late);
             }

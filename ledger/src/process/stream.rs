@@ -5,7 +5,7 @@ use gpumem_wire::{Body, ByeReason, Record, Stamp};
 /// A resync in progress: the agent restates its live rows.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Resync {
-    /// Number of rows restated so far.
+    /// Number of live rows that the agent has sent again so far.
     pub rows: u64,
     /// Number of the last record before the resync. Rows of later records arrive through the agent's ring buffer.
     pub after_seq: u64,
@@ -14,7 +14,7 @@ pub(crate) struct Resync {
     pub confirms: bool,
 }
 
-/// State of a process's record stream. Ordered records have consecutive numbers.
+/// Tracks a process's record stream: which numbered records came, and which are missing.
 #[derive(Debug, Default)]
 pub(crate) struct Stream {
     /// Number of the latest ordered record.

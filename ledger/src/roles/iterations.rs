@@ -13,7 +13,7 @@ use gpumem_wire::Role;
 #[derive(Debug, Default)]
 pub(crate) struct Iterations {
     rows: Vec<Iteration>,
-    /// Number of iterations that one full row of the table sums up.
+    /// Number of iterations (training steps) that one full row of the table covers.
     stride: u64,
     open: Option<Iteration>,
     /// Bytes that pools have reserved: at present, and the maximum in the current iteration.
@@ -83,7 +83,7 @@ impl Iterations {
         last.map_or(0, |last| last.last.saturating_add(1))
     }
 
-    /// Returns the open iteration as if it ended at `time_ns`.
+    /// Returns the iteration in progress with its amounts until `time_ns`.
     fn close(&self, time_ns: u64, book: &Book) -> Option<Iteration> {
         let mut open = self.open?;
         open.end_ns = time_ns.max(open.start_ns);

@@ -20,7 +20,7 @@ const MAX_AMOUNTS: usize = 16_384;
 pub(crate) struct Parameters {
     /// Cell of each column, and whether it is a gradient.
     columns: Vec<(CellId, bool)>,
-    /// Number of cells checked so far.
+    /// Number of cells already checked for parameters and gradients.
     checked: usize,
     /// Whether there was no room for a column.
     is_cut: bool,
@@ -115,7 +115,7 @@ impl Parameters {
         }
     }
 
-    /// Drops all changes; only their final amounts stay.
+    /// Drops the recorded changes; keeps the present amounts.
     pub fn restart(&mut self, now_ns: u64) {
         while !self.changes.is_empty() {
             self.forget_first();

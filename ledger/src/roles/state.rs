@@ -17,7 +17,7 @@ const THREADS: usize = 8;
 pub(crate) struct Roles {
     pub undecided: UndecidedBlocks,
     pub iterations: Iterations,
-    /// The phase in which blocks are allocated; `Unknown` between phases.
+    /// The training phase in which blocks are allocated now; `Unknown` between phases.
     pub now: Phase,
     /// Number of the record that began the phase.
     pub since_seq: u64,
@@ -25,7 +25,8 @@ pub(crate) struct Roles {
     pub is_trained: bool,
     /// Number of completed optimizer steps.
     pub optimized: u64,
-    /// Whether a forward pass has begun since the last optimizer step; since the last step if the program reports steps.
+    /// Whether a forward pass has begun since the last optimizer step, or since the last training step if the program reports
+    /// steps.
     pub has_worked: bool,
     /// Whether an optimizer step has completed and no forward pass has begun since.
     pub is_iterated: bool,

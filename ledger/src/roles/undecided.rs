@@ -21,7 +21,7 @@ pub(crate) enum List {
     Backward,
     Optimizer,
     Evaluation,
-    /// The block was allocated in no phase, before a forward pass.
+    /// The block was allocated outside every phase, before a forward pass.
     Between,
     /// The block has a role, which changes if the block outlives whole steps.
     Decided,
@@ -42,7 +42,7 @@ pub(crate) struct Entry {
     next: u32,
     before: u32,
     pub list: List,
-    /// The list to which the block was added first.
+    /// The list (phase of allocation) to which the block was added first.
     pub born: List,
     /// Preliminary role that the block got in its first list.
     pub guess: Role,
@@ -54,7 +54,7 @@ pub(crate) struct Entry {
 struct Chain {
     first: u32,
     last: u32,
-    /// Sum of the blocks in the list (bytes).
+    /// Sum of the sizes of the list's blocks (bytes).
     bytes: i64,
     /// Maximum sum before the first remaining block was allocated (bytes).
     high: i64,

@@ -24,7 +24,7 @@ pub(crate) enum InFlight {
     Unmap {
         mappings: Vec<(u64, Mapping)>,
     },
-    /// NULL, an unknown address, or memory removed since: the end of the call has no effect.
+    /// The call frees NULL, an unknown address, or memory removed since: its end has no effect.
     Nothing,
 }
 

@@ -105,7 +105,7 @@ impl Segment {
 #[derive(Debug)]
 pub(crate) struct Carved {
     pub parts: Vec<(SegmentKey, u64)>,
-    /// Highest sum of `parts` so far.
+    /// Highest sum of `parts` (bytes that the segment holds) so far.
     pub max_bytes: u64,
     /// Sum of `parts` at the peak; valid if `epoch` is the peak's. Copied on write like the cells of a book.
     pub at_peak: u64,

@@ -39,7 +39,7 @@ impl Row {
     pub const PENDING: u8 = 2;
     /// The allocation was made as a segment of a framework pool, and ends together with that segment.
     pub const SEGMENT: u8 = 4;
-    /// The role was reported, so it is not derived.
+    /// The program reported the role, so the ledger does not derive it.
     pub const EXACT: u8 = 8;
     /// The role was reported by the row's first record, so no resync can revoke it.
     pub const BORN_EXACT: u8 = 16;
@@ -121,7 +121,7 @@ pub struct AnomalyCounts {
     pub impossible: u64,
     /// Number of ordered records that arrived twice.
     pub duplicates: u64,
-    /// Number of bookings for which the table of cells was full.
+    /// Number of bookings that found the table of cells full.
     pub overflowed: u64,
     /// Number of devices beyond the limits of a process or user.
     pub devices_beyond: u64,

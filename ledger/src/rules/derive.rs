@@ -123,7 +123,7 @@ impl Holdings {
         if end == End::Removed || is_settled || is_known {
             return row;
         }
-        // For bytes that are removed now, only the cell at the peak matters.
+        // Bytes that are removed now matter only for the amounts at the peak.
         if end == End::Pending || self.books[usize::from(row.book)].live_at_peak(row.first_epoch) {
             let to = self.cells.with_role(row.cell, Role::Temporary);
             if to != row.cell {
@@ -242,7 +242,7 @@ impl Holdings {
         }
         let may_grow_old = matches!(role, Some(Role::Activation | Role::Input));
         while let Some((at, entry)) = self.roles[usize::from(book)].undecided.first(list) {
-            // Other blocks never change their role again.
+            // All other blocks keep their role from now on.
             if may_grow_old || role == Some(Role::Gradient) && workspace_index(entry.bytes).is_some() {
                 self.roles[usize::from(book)].undecided.move_to(at, List::Decided);
             } else {

@@ -39,7 +39,7 @@ pub(crate) struct Holdings {
     pub(super) handles: Map<u64, BackingId>,
     pub(super) backings: Map<BackingId, Backing>,
     pub(super) mappings: BTreeMap<u64, Mapping>,
-    /// Pools by index; destroyed ones stay as empty entries.
+    /// Pools by index; destroyed pools stay as empty entries.
     pub pools: Vec<Pool>,
     pub(super) pool_ids: Map<u64, u32>,
     /// Bytes that segments took from each extent (piece of booked memory).
@@ -144,7 +144,7 @@ impl Holdings {
 
     /// Restarts peaks, timelines and iterations with the amounts held now.
     pub fn begin_part(&mut self, now_ns: u64) {
-        // While rows are mixed, the books may contain more than is held.
+        // While a resync mixes old and new rows, the books may contain more bytes than the process holds.
         let start_ns = (!self.mixed).then_some(now_ns);
         self.books.iter_mut().for_each(|book| book.restart(start_ns, self.window_ns));
         self.residues.iter_mut().for_each(PeakResidues::clear);

@@ -115,7 +115,7 @@ pub(crate) struct Pending {
     /// Changes of `tracked` after t0, in record order: time, and `tracked` with and without bytes that calls in flight may have
     /// freed.
     changes: Vec<(u64, Range)>,
-    /// Calls recorded after the mark that NVML may have charged before their record.
+    /// Driver calls recorded after the sample's mark, whose memory NVML may have charged before their record.
     entered: Vec<Entered>,
     /// Time at which the earliest driver call was entered that was still in flight after t0 (ns).
     busy_since_ns: u64,

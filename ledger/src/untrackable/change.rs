@@ -177,7 +177,7 @@ impl Steps {
     }
 }
 
-/// State of the process when a sample closes.
+/// The process's state when an NVML sample is joined with its records.
 #[derive(Debug)]
 pub(crate) struct SampleContext<'a> {
     /// Whether the agent started after the first allocation.

@@ -68,11 +68,11 @@ fn what_is_said_again_counts_once() {
 #[test]
 fn who_saw_nothing_before_is_late_and_not_in_doubt() {
     let mut s = Script::new();
-    agent(&mut s, 10, Blocked, 15, "libcupti and the driver do not fit");
+    agent(&mut s, 10, Blocked, 15, "libcupti and the driver are incompatible");
     agent(&mut s, 400, Late, 0, "");
     s.tag("a").alloc(0x1000, 100);
     expect(&s, &["tracked 100 = direct:a 100", "flags late"]);
-    let told = window(10, Some(400), "libcupti and the driver do not fit");
+    let told = window(10, Some(400), "libcupti and the driver are incompatible");
     assert_eq!(coverage(&s).blind, [told]);
 }
 

@@ -103,13 +103,13 @@ fn amounts([a_bytes, b_bytes]: Columns) -> impl Serialize {
     object! { a_bytes, b_bytes, difference_bytes: difference([a_bytes, b_bytes]) }
 }
 
-/// A row of the comparison that is not divided into other rows.
+/// A row of the comparison without subordinate rows.
 #[derive(Default)]
 struct Leaf {
     part: &'static str,
     name: String,
     bytes: Columns,
-    /// The side (`a` or `b`) that has memory of the row's name, if the other side never had any.
+    /// The only side (`a` or `b`) that ever had memory with the row's name; absent if both had.
     only_in: Option<&'static str>,
     is_gap: bool,
 }

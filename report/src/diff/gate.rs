@@ -12,12 +12,12 @@ use gpumem_model::units::Unit;
 use serde::Serialize;
 use std::str::FromStr;
 
-/// The amount by which B may exceed A.
+/// Limit of a gate: the amount by which B may exceed A.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Limit {
     /// An absolute number of bytes.
     Bytes(i64),
-    /// A fraction of A's amount, in millionths of it.
+    /// A fraction of A's amount, in millionths.
     Millionths(i64),
 }
 
@@ -70,7 +70,7 @@ fn decimal(text: &str, one: i64) -> Option<i64> {
     i64::try_from(number.checked_mul(i128::from(one))? / scale).ok()
 }
 
-/// The amount that is compared with the limit.
+/// The amount (`--of`) whose difference is compared with the limit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Of {
     /// `used` if known for both sides, else `tracked`.

@@ -32,7 +32,7 @@ pub const SIDES: [&str; 2] = ["A", "B"];
 pub enum At {
     /// The moments at which `tracked` had its peak. For a process without an agent: the peak of the bytes that NVML charged.
     Peak,
-    /// The last moments of both runs for which all amounts are known.
+    /// The last moment of each run at which all amounts are known.
     Now,
 }
 

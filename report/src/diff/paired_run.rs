@@ -189,7 +189,7 @@ pub fn sum_of_ranks(title: &str, mut runs: Vec<Run>) -> Run {
             sum.devices.push(Device { name, ordinal, details, ..device });
         }
     }
-    let text = if count == 1 { title.to_owned() } else { format!("{title}, each at its own time") };
+    let text = if count == 1 { title.to_owned() } else { format!("{title}, each run at its own time") };
     sum.caveats.push(Caveat { code: "job".into(), text });
     sum
 }

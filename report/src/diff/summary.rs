@@ -103,9 +103,9 @@ fn unknown(pair: &Pair) -> String {
 /// Returns a sentence that states which amounts, moments and devices are compared.
 pub(super) fn basis(diff: &Diff<'_>) -> String {
     let what = match (diff.at, diff.sides.iter().all(|side| side.run.coverage.covered)) {
-        (At::Peak, true) => "each at its peak of tracked",
-        (At::Peak, false) => "each at its peak (of tracked; without an agent, of what NVML charged)",
-        (At::Now, _) => "each at its last complete moment",
+        (At::Peak, true) => "each run at its peak of tracked",
+        (At::Peak, false) => "each run at its peak (of tracked; without an agent, of used)",
+        (At::Now, _) => "each run at its last complete moment",
     };
     let mut words = vec![what.to_owned()];
     match diff.pairs.as_slice() {

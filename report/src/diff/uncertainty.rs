@@ -59,7 +59,7 @@ fn of_device(
     let moment = compared(device, at);
     let mut add = |code: &'static str, text: String| reasons.push(Uncertainty { side, code, text });
     if at == At::Peak && device.details.ooms.iter().any(|oom| oom.is_out_of_memory() || oom.is_suspected()) {
-        add("oom", "memory ran out: its peak is what it received, not what it requested".into());
+        add("oom", "memory ran out: the peak lacks the request that failed".into());
     }
     if !coverage.covered {
         let why = match coverage.blocked_by {

@@ -239,7 +239,7 @@ impl Growth {
         let subject = if subject.is_empty() { "memory".to_owned() } else { subject.join(" of ") };
         let share = 100.0 * self.bytes as f64 / used.max(1) as f64;
         let what = format!(
-            "{subject}: +{rate} per {} over {}, {} MiB in all, {share:.0} % of what the process used",
+            "{subject}: +{rate} per {} over {}, {} MiB in all, {share:.0} % of the process's memory",
             self.axis,
             plural(self.over, self.axis),
             mib(self.bytes),

@@ -216,7 +216,7 @@ impl<'r> Request<'r> {
         let bytes = parts.first()?.1;
         let named = parts.iter().map(|(name, bytes)| format!("{} {}", escape(name), mib(*bytes)));
         let what = format!(
-            "what the program holds at one time does not fit: {} MiB; {} MiB more were requested",
+            "the memory that the program holds at one time does not fit: {} MiB; {} MiB more were requested",
             named.collect::<Vec<_>>().join(" + "),
             mib(signed(self.oom.asked_bytes))
         );

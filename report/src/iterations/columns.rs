@@ -27,7 +27,7 @@ pub(super) fn title(column: &Column) -> String {
     format!("{} {}", column.role, column.tag.as_deref().map_or_else(|| NO_TAG.to_owned(), escape_key))
 }
 
-/// Returns, for each row, the amounts of the columns `names`; `None` where unknown.
+/// Returns for each row (iteration) the bytes of the parameters and gradients in `names`; `None` where unknown.
 pub(super) fn amounts(device: &Device, rows: &[Iteration], names: &[Column]) -> Vec<Vec<Option<i64>>> {
     let parameters = &device.details.parameters;
     let places: BTreeMap<&Column, usize> = parameters.columns.iter().zip(0..).collect();

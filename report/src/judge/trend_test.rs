@@ -29,11 +29,11 @@ const MOST_CONFIDENCE: f64 = 0.999;
 /// Distance of the 95 % bounds from the rate, in standard deviations.
 const BOUNDS: f64 = 1.96;
 
-/// Verdict on an amount over time.
+/// Verdict on whether an amount grows over time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// The amount changes by less than the minimum.
+    /// The amount changes by less than the minimum that counts as growth.
     Flat,
     /// The amount grows, and has not stopped growing.
     Growing,
@@ -75,7 +75,7 @@ pub struct Judgement {
     pub low_high: Option<(f64, f64)>,
     /// Confidence in the verdict, 0 to 1. For `Flat`: confidence that the true change is below the minimum.
     pub confidence: Option<f64>,
-    /// Number of judged points.
+    /// Number of points on which the verdict is based.
     pub points: usize,
     /// First and last step, period or minute of the judged points.
     pub span: Option<(f64, f64)>,

@@ -144,13 +144,14 @@ pub fn sentence(ending: &Ending) -> String {
             match is_named {
                 true => format!("{host}: the limit{limit} of {whose}"),
                 false => format!(
-                    "probably {host}: the limit{limit} of {whose} was reached, and a process of it killed, while it ran"
+                    "probably {host}: the limit{limit} of {whose} was reached, and one of its processes was killed, \
+                         during this run"
                 ),
             }
         }
         (Cause::Xid { xid, words }, is_named) => {
             let words = words.map(|words| format!(" ({words})")).unwrap_or_default();
-            let whose = if is_named { "" } else { " on its GPU; whose it is the driver did not say" };
+            let whose = if is_named { "" } else { " on its GPU; the driver does not name the process" };
             format!("Xid {}{words}{whose}: a fault, not an OOM", thousands(*xid))
         }
     }

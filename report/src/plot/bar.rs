@@ -33,7 +33,7 @@ impl Segment {
     }
 }
 
-/// Kind of a part. Parts are stacked from below in this order.
+/// Kind of a bar's part. Parts are stacked from below in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
     /// A category with its own colour; the largest category is lowest.
@@ -97,7 +97,7 @@ pub(super) fn largest(bars: &[Bar], limit: usize) -> Vec<String> {
         *weight = (*weight).max(part.bytes.saturating_abs());
     }
     let all = largest_first(all);
-    // The part that sums the other categories counts as one of `limit`.
+    // The part for all other categories counts towards `limit`.
     let named = if all.len() > limit { limit.saturating_sub(1) } else { all.len() };
     all.into_iter().take(named).map(|(name, _)| name.to_owned()).collect()
 }
@@ -168,7 +168,7 @@ pub(super) fn hide(bars: &[Bar], percent: f64) -> (Vec<Bar>, Vec<(String, i64)>)
     (bars, hidden)
 }
 
-/// Sums all parts of kind `Smaller` into one.
+/// Sums all parts of kind `Smaller` into one part.
 pub(super) fn merged(bar: Bar) -> Bar {
     let (small, mut segments): (Vec<Segment>, Vec<Segment>) =
         bar.segments.into_iter().partition(|part| part.kind == Kind::Smaller);

@@ -46,19 +46,19 @@ pub enum Item {
 pub struct Text {
     /// The text, without control characters.
     pub text: String,
-    /// x coordinate of the anchor.
+    /// x coordinate of the text's start, middle or end, see `anchor`.
     pub x: f64,
     /// y coordinate of the baseline.
     pub y: f64,
     /// Font size, in points.
     pub size: f64,
-    /// Which part of the text is at `x`.
+    /// Which end of the text is at `x`.
     pub anchor: Anchor,
     pub bold: bool,
     pub color: Color,
 }
 
-/// Which part of a text is at its position.
+/// Which end of a text is at its position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Anchor {

@@ -278,13 +278,13 @@ fn notes(report: &Report<'_>) -> Vec<String> {
         let of = if run.devices.len() > 1 { format!("GPU {}: ", device.ordinal) } else { String::new() };
         if moment.tracked_bytes.is_some() && moment.untrackable_bytes.is_none() {
             notes.push(format!(
-                "{of}no reading of NVML tells what the process used: Untrackable is not known and not in the sum"
+                "{of}NVML has no reading for the process: Untrackable is unknown and not in the sum"
             ));
         } else if moment.gap_distance_ns != 0 {
             notes.push(format!("{of}Untrackable was measured {} the peak", gap_distance(run, moment)));
         }
         if moment.tracked_bytes.is_some() && moment.predates_bytes.is_none() {
-            notes.push(format!("{of}what is older than the agent is not known and not in the sum"));
+            notes.push(format!("{of}memory older than the agent is unknown and not in the sum"));
         }
     }
     if run.coverage.partial_history {

@@ -75,7 +75,7 @@ fn sums(bridge: &Bridge, unit: Unit, printed: Printed, out: &mut Lines) {
         pending => format!(" (of it {} waiting for a stream)", print(pending)),
     };
     let reserved = print(printed.allocated + printed.idle);
-    out.line(&format!("why nvidia-smi says more than torch ({}):", unit.name));
+    out.line(&format!("why nvidia-smi shows more than torch ({}):", unit.name));
     match bridge.source {
         Source::Pool => out.inset(&format!(
             "memory_allocated {} + idle {}{pending} = memory_reserved {reserved}",

@@ -101,7 +101,7 @@ pub(super) fn device_line(device: &Device, times: Times) -> String {
     let Some(parts) = device_parts(device) else {
         let free = (free_name(reading.unified).to_owned(), signed(reading.free_bytes));
         return format!(
-            "device ({}): {}, read at {}: not with the process: unaccounted is unknown",
+            "device ({}): {}, read at {}, not when the process was read: unaccounted is unknown",
             unit.name,
             equation(unit, &[("used".to_owned(), signed(reading.used_bytes)), free]),
             times.time(reading.time_ns)
@@ -164,7 +164,7 @@ fn beside(device: &Device, out: &mut Lines) {
         ("registered host", beside.registered_bytes),
         ("imported", beside.imported_bytes),
         ("host VMM", beside.host_vmm_bytes),
-        ("blocks in memory that was not seen", beside.unbooked_block_bytes),
+        ("blocks in unrecorded allocations", beside.unbooked_block_bytes),
     ];
     let Some(largest) = kinds.iter().map(|(_, bytes)| bytes.saturating_abs()).max().filter(|most| *most > 0)
     else {

@@ -35,7 +35,7 @@ pub(super) fn overview(report: &Report<'_>, times: Times, out: &mut Lines) {
     }
 }
 
-/// Returns the peak of `tracked`, and flags for amounts that are not exact.
+/// Returns the note of a device's row: the peak of `tracked`, and flags such as `partial`.
 fn note(device: &Device, times: Times) -> String {
     let last = &device.last;
     let peak = device.peak.tracked_bytes.filter(|tracked| Some(*tracked) != last.tracked_bytes);

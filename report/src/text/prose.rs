@@ -222,7 +222,7 @@ fn coverage(run: &Run, times: Times) -> String {
         } else {
             "no agent in this process"
         };
-        return format!("uncovered: {why}, NVML only{blind}");
+        return format!("uncovered: {why}, only NVML's figures{blind}");
     }
     let mut parts = vec![if coverage.late { "covered late" } else { "covered since start" }.to_owned()];
     parts.extend(names(run));

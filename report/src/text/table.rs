@@ -141,8 +141,8 @@ pub(crate) fn note(row: &Row, device: &Device) -> String {
             format!("NVML charges less than {than}")
         }
         Part::Untrackable if row.bytes.iter().all(Option::is_none) => match &device.last.used_absence {
-            Some(absence) => format!("not known: NVML says {absence}"),
-            None => "not known: NVML was not read".into(),
+            Some(absence) => format!("unknown: NVML reports {absence}"),
+            None => "unknown: NVML was not read".into(),
         },
         part => part.reliability().into(),
     }

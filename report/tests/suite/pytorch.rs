@@ -59,7 +59,7 @@ fn a_training_process_reads_as_it_should() {
         "\n  workspace (cuBLAS etc.)        768        768\n",
         "\n  Others                         214        214\n",
         "\n  pool idle                    8,648      8,648\n",
-        "why nvidia-smi says more than torch (MiB):",
+        "why nvidia-smi shows more than torch (MiB):",
         "  memory_allocated 60,006 + idle 8,648 (of it 100 waiting for a stream) = memory_reserved 68,654",
         "  + outside torch 1,264 + Untrackable 1,286 = 71,204",
     ] {

@@ -34,7 +34,7 @@ pub(super) const SUFFIX: &str = "-deltas";
 pub(super) const MAX_BYTES: u64 = 16 << 20;
 /// Maximum number of bytes read from the file, or from one decompressed entry. No store writes more.
 const MAX_READ_BYTES: u64 = 4 * MAX_BYTES;
-/// Length of an entry's length and hash.
+/// Size in bytes of an entry's head: its length and hash.
 const HEAD_BYTES: usize = 12;
 /// Marks a heartbeat, in place of a run's id. Ids of runs begin with 1.
 const HEARTBEAT_ID: i64 = 0;
@@ -99,7 +99,7 @@ impl DeltaLog {
         self.runs.get(&id).is_none_or(|run| run.identity != identity)
     }
 
-    /// Drops the state of a run that will get no more entries.
+    /// Forgets a run that gets no more entries.
     pub(super) fn forget(&mut self, id: i64) {
         self.runs.remove(&id);
     }
@@ -208,7 +208,7 @@ pub(super) struct RunDeltas {
     pub written_ns: i64,
     /// Latest bytes of each changed part. An empty part was removed.
     pub parts: Parts,
-    /// Number of the run's entries that were applied.
+    /// Number of the run's log entries that were applied.
     entries: u64,
 }
 

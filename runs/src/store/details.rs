@@ -182,7 +182,7 @@ pub(super) fn read_own(db: &Connection, id: i64) -> Result<ProgramData> {
 /// Rows of one owner that were read, by name and in the order of seq.
 pub(super) struct Stored {
     rows: BTreeMap<String, Vec<Value>>,
-    /// Names the owner in messages: `of ...`.
+    /// Text for messages that names the owner of the rows: `of ...`.
     of: String,
 }
 

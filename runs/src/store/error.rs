@@ -75,7 +75,7 @@ pub enum StoreError {
     #[error("{path}: this run cannot be stored: {what}")]
     InvalidRun { path: PathBuf, what: String },
     /// The content of the file is inconsistent.
-    #[error("{path}: the store is damaged: {what}; move it away and a new one is made")]
+    #[error("{path}: the store is damaged: {what}; move it away, and a new one is created")]
     Damaged { path: PathBuf, what: String },
     /// The file system reported an I/O error. It may be temporary, or the file is unreadable.
     #[error("{path}: the file system failed: {source}")]
@@ -111,12 +111,12 @@ impl StoreError {
         match &source {
             E::SqliteFailure(failure, _) => match failure.code {
                 ErrorCode::DiskFull => StoreError::DiskFull { path },
-                ErrorCode::NotADatabase => StoreError::not_a_store(&path, "a file that is not SQLite's"),
+                ErrorCode::NotADatabase => StoreError::not_a_store(&path, "not an SQLite file"),
                 ErrorCode::DatabaseCorrupt => StoreError::Damaged { path, what: source.to_string() },
                 ErrorCode::SystemIoFailure
                     if failure.extended_code == rusqlite::ffi::SQLITE_IOERR_SHORT_READ =>
                 {
-                    StoreError::Damaged { path, what: "the file is shorter than it says".into() }
+                    StoreError::Damaged { path, what: "the file is shorter than its header states".into() }
                 }
                 ErrorCode::SystemIoFailure => StoreError::Unreadable { path, source },
                 _ => StoreError::Sqlite { path, source },

@@ -44,7 +44,7 @@ pub struct RunSummary {
     pub pid: u32,
     pub source_kind: String,
     pub source_origin: String,
-    /// State as [`Store::load`] returns it.
+    /// State of the run, as [`Store::load`] returns it.
     pub state: State,
     pub clock: Clock,
     /// Earliest time in the run's series in ns; absent without a series.

@@ -91,7 +91,7 @@ fn reject_planted_files(path: &Path) -> Result<()> {
             continue;
         }
         if !found.is_file() || found.nlink() != 1 || Some(found.uid()) != user {
-            let what = "a link or somebody else's, in a directory that others may write to";
+            let what = "a link or another user's file, in a directory that others may write to";
             return Err(StoreError::not_a_store(&file, what));
         }
     }

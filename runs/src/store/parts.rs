@@ -33,7 +33,7 @@ use std::hash::BuildHasher;
 const CHUNK: usize = 64;
 /// Number of cells whose amounts are in one part of a moment.
 const CELLS: u32 = 32;
-/// Stands for the program data, in place of the number of a device.
+/// In place of a device's number: the part is program data.
 const OWN: i64 = -1;
 
 /// Identifies a part: index of its name in [`NAMES`], number of the device, and seq.

@@ -64,7 +64,7 @@ fn write_run(db: &Connection, id: i64, run: &Run) -> Result<bool> {
     };
     let rolled_ns = if let State::Rolled { time_ns } = run.state { Some(time_ns) } else { None };
     let facts = &run.process.facts;
-    let origin = if run.source.is_watched() { "(unknown)" } else { &run.source.origin };
+    let origin = if run.source.is_watched() { "(unknown command)" } else { &run.source.origin };
     let label = facts.get("command").or_else(|| facts.get("comm")).map_or(origin, String::as_str);
     let firsts = run.devices.iter().filter_map(|device| device.series.buckets.first());
     let lasts = run.devices.iter().flat_map(|device| {

@@ -10,7 +10,7 @@ use rusqlite::types::ToSql;
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct Filter {
-    /// User name or uid.
+    /// Only runs of this user (name or uid).
     pub user: Option<String>,
     /// Job id, or the name of a job whose id has the form NAME.ID.
     pub job: Option<String>,
@@ -20,7 +20,7 @@ pub struct Filter {
     pub since_ns: Option<i64>,
     /// Runs that began at or before this time, in ns since 1970.
     pub until_ns: Option<i64>,
-    /// State: see [`state_name`].
+    /// Only runs in this state, see [`state_name`].
     pub state: Option<&'static str>,
     /// Only runs in which memory ran out or is suspected to have run out.
     pub oom: bool,

@@ -27,7 +27,7 @@ pub(super) trait Table: Default {
     const NAME: &'static str;
     /// Columns of the primary key. If the rows are a list, the last column is the index in the list.
     const KEY: &'static [&'static str];
-    /// All other columns.
+    /// The columns that are not part of the key.
     const COLUMNS: &'static [&'static str];
     /// Appends the values of the columns.
     fn put<'a>(&'a self, out: &mut Vec<ToSqlOutput<'a>>) -> Result<()>;
@@ -190,7 +190,7 @@ macro_rules! column {
 column!(bool, u16, u32, i64, String, Option<String>, Option<i64>; |value| [value.to_sql()?]; |row, at| row.get(at));
 column!(u64; |value| [owned(bits(*value))]; |row, at| unsigned(row, at));
 column!(Option<u64>; |value| [owned(value.map(bits))]; |row, at| maybe_unsigned(row, at));
-// Types stored as JSON: the second group as JSON or NULL.
+// Types stored as JSON; those in the second group as JSON or NULL.
 column!(SideMemory, Vec<(u32, Option<u64>)>, (u32, u64); |value| [owned(json(value)?)]; |row, at| from_json(row, at));
 column!(Option<DeviceReading>, Option<UntrackableParts>;
     |value| [owned(value.as_ref().map(json).transpose()?)];

@@ -112,7 +112,8 @@ mod privileged {
         node.until_value("gpumemd_store_waiting", |waiting| waiting >= 1.0);
         let reported = node.doctor();
         assert!(
-            reported.contains("no room for the run") && reported.contains("records are missing in it"),
+            reported.contains("no room for the run")
+                && reported.contains("records are missing in the recording"),
             "{reported}"
         );
         node.until_covered(&[&lives]);

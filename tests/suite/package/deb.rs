@@ -51,7 +51,7 @@ fn package_is_complete_and_removed_completely() {
     root.sh(&format!("dpkg -i {package}"));
 
     let library = format!("/usr/lib/gpumem/{VERSION}/libgpumem.so");
-    assert_eq!(root.sh("gpumemd --check"), "the configuration is right\n");
+    assert_eq!(root.sh("gpumemd --check"), "the configuration is valid\n");
     assert_eq!(root.sh("gpumemctl --version"), format!("gpumemctl {VERSION}\n"));
     let doctor = root.sh("gpumemctl doctor || true");
     assert!(doctor.contains(&format!("libgpumem.so: {library}")), "{doctor}");
@@ -273,7 +273,7 @@ fn archive_runs_from_any_folder() {
         let report = done(report.args(["report", "--json"]).arg(&recording));
         assert!(report.contains("\"covered\""), "{report}");
         let daemon = done(machine.command(place.join("bin/gpumemd")).arg("--check"));
-        assert_eq!(daemon, "the configuration is right\n");
+        assert_eq!(daemon, "the configuration is valid\n");
     }
 }
 

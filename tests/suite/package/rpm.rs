@@ -34,7 +34,7 @@ fn rpm_installs_upgrades_and_removes_as_the_debian_package_does() {
     let [old, new] = [&old, &new].map(|package| package.to_string_lossy().into_owned());
     let before = root.sh(PATHS);
     rpm_in(&root, &["--nodeps", "-i", &old]);
-    assert_eq!(root.sh("gpumemd --check"), "the configuration is right\n");
+    assert_eq!(root.sh("gpumemd --check"), "the configuration is valid\n");
     assert_eq!(rpm_in(&root, &["-V", "--nodeps", "gpumemd"]), "", "all files are as they were packed");
     let library = "/usr/lib/gpumem/0.0.9/libgpumem.so";
     let stat = "stat -c '%U:%G %a %N' /etc/gpumemd/gpumemd.toml /usr/bin/gpumemd /run/gpumemd";

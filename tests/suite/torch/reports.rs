@@ -79,7 +79,7 @@ fn bridge_from_torchs_figures_to_the_machines() {
                 .expect("a report")
                 .stdout;
             let text = String::from_utf8_lossy(&text).into_owned();
-            assert!(text.contains("why nvidia-smi says more than torch"), "{what}: {text}");
+            assert!(text.contains("why nvidia-smi shows more than torch"), "{what}: {text}");
             job.enough();
         }
     }

@@ -16,7 +16,7 @@ const MODELS: [&str; 5] = ["gpt", "resnet", "lstm", "reentrant", "non_reentrant"
 const LEAST_COVERED: f64 = 90.0;
 
 /// Reported state of frames in a CPython without a GIL.
-const NOT_READ: &str = "Failed CPython without a GIL (free-threaded) is not read";
+const NOT_READ: &str = "Failed CPython without a GIL (free-threaded) is not supported";
 
 const ROLES: [(&str, Role); 4] = [
     ("parameter", Role::Parameter),

@@ -41,7 +41,7 @@ const MAX_HOPS: usize = 24;
 const WORDS_BELOW: usize = if cfg!(target_arch = "aarch64") { 32 } else { 0 };
 /// Parameters further than this from the agent's own frame, in bytes, are not on the same stack.
 const STACK_RANGE: usize = 1 << 20;
-/// Upper bound of the ids of calls, as in sources/cupti/table.rs.
+/// Upper bound of CUPTI's ids of driver calls, as in sources/cupti/table.rs.
 const IDS: usize = 1024;
 
 /// Candidate positions of a return address on the stack: one bit for each of the 64 words from the start of the search.
@@ -97,7 +97,7 @@ impl CandidateWords {
     }
 }
 
-/// Return addresses of the driver's entry functions, by the call's id.
+/// Positions on the stack of the return addresses of driver calls, by the call's id.
 static ENTRIES: [ReturnSlot; IDS] = [const { ReturnSlot::new() }; IDS];
 /// Return addresses of functions that pass calls on, by the hash of the address at which they were called.
 static BETWEEN: [ReturnSlot; 256] = [const { ReturnSlot::new() }; 256];
@@ -180,9 +180,9 @@ struct Search<'a> {
     words: usize,
 }
 
-/// Meaning of a word on the stack.
+/// What a word on the stack means for the search.
 enum SearchStep {
-    /// Not a return address of interest: a number, a pointer to data, an address in the driver.
+    /// The word is not a caller: it is a number, a pointer to data, or an address in the driver.
     Nothing,
     /// An address in a library that passes calls on, as the CUDA runtime does.
     Between,

@@ -190,7 +190,7 @@ fn report_library(core: &Core, id: u16, base: u64, bytes: u64, path: &str) {
 
 /// A library that a callback met before the table had it. Its number is in use already; the sender reports its path later.
 struct NewLibrary {
-    /// Start address of the file; 0 for an unused entry.
+    /// Address at which the file is mapped; 0 for an unused entry.
     start: AtomicUsize,
     id: AtomicU16,
 }

@@ -23,7 +23,7 @@ const FREE: u32 = 0;
 const TAKEN: u32 = 1;
 const FULL: u32 = 2;
 
-/// An allocation that waits for its name.
+/// An allocation whose name the sender looks up later.
 struct Unnamed {
     state: AtomicU32,
     address: AtomicU64,
@@ -77,7 +77,7 @@ pub(crate) struct Sites {
 }
 
 impl Sites {
-    /// Names the allocations that callbacks have stored.
+    /// Gives names to the allocations that callbacks have stored in the table.
     pub(crate) fn name(&mut self, core: &Core, thread: &Thread) {
         // Not while a peak is measured (record/high_water.rs): a name that changes as its row is removed would count twice.
         if COUNT.load(Acquire) == 0 || high_water::open() {

@@ -9,7 +9,7 @@ use crate::naming::python::text::Types;
 use crate::naming::python::walk::Reader;
 use std::ffi::{CStr, c_char, c_int, c_void};
 
-/// The parts of the interpreter that the walk uses. Never freed.
+/// The functions and offsets of the interpreter that the walk of frames uses. Never freed.
 #[repr(C, align(64))]
 pub(crate) struct Interpreter {
     /// PyGILState_GetThisThreadState: returns the calling thread's state, also without the GIL.

@@ -26,7 +26,7 @@ pub(crate) enum Lines {
     Steps,
     /// 3.10: pairs of bytes: length of a range in bytes and its line step; -128 means no line.
     Ranges,
-    /// 3.11 and later: entries of variable length.
+    /// Line table of 3.11 and later: entries of variable length.
     Locations,
 }
 
@@ -158,7 +158,7 @@ pub(crate) fn of(version: Version, memory: &impl Memory, runtime: Option<Pointer
         }
         _ => {
             let known = KNOWN.iter().find(|known| known.version == version);
-            *known.ok_or_else(|| format!("CPython {major}.{minor} is not known"))?
+            *known.ok_or_else(|| format!("this agent does not know CPython {major}.{minor}"))?
         }
     };
     if layout.is_sane() { Ok(layout) } else { Err("inconsistent offsets".to_owned()) }
@@ -188,7 +188,7 @@ fn published(version: Version, memory: &impl Memory, runtime: Pointer) -> Result
     }
     let (major, minor) = (word(1)? >> 24, word(1)? >> 16 & 0xff);
     if (major, minor) != (version.0.into(), version.1.into()) {
-        return Err(format!("_PyRuntime is of {major}.{minor}"));
+        return Err(format!("_PyRuntime belongs to CPython {major}.{minor}"));
     }
     if word(2)? != 0 {
         return Err(NO_GIL.to_owned());
@@ -238,7 +238,7 @@ fn published(version: Version, memory: &impl Memory, runtime: Pointer) -> Result
 }
 
 /// Error for free-threaded builds, whose other threads may change objects at any time; reading their frames is untested.
-pub(crate) const NO_GIL: &str = "CPython without a GIL (free-threaded) is not read";
+pub(crate) const NO_GIL: &str = "CPython without a GIL (free-threaded) is not supported";
 
 impl Layout {
     /// Whether all offsets of 8-byte words are multiples of 8 and within range.

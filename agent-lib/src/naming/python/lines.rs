@@ -24,7 +24,7 @@ const MOST_LINES: usize = 4096;
 /// Number of entries, from the hashed position on, that a lookup tries.
 const REACH: usize = 16;
 const TAG_BITS: u32 = 20;
-/// Bits of an entry for the hash; the bits below are the tag.
+/// Bits of an entry that hold the hash; the lower bits hold the tag.
 const CHECK: u64 = !0 << TAG_BITS;
 /// Values that the cache holds for a code object's hash, in place of a tag: the code is the program's own, or a library's.
 const OWN: u32 = 1;
@@ -39,7 +39,7 @@ const GENERATED: [&[u8]; 4] = [b"<frozen ", b"<gpumem", b"<eval_with_key>", b"<t
 
 pub(crate) struct Lines {
     entries: LazyTable<AtomicU64, ENTRIES>,
-    /// Number of entries in use.
+    /// Number of cache entries in use.
     used: AtomicUsize,
     /// Number of lines that have a separate tag, at most `MOST_LINES`.
     lines: AtomicUsize,

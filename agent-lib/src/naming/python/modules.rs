@@ -29,9 +29,9 @@ const REACH: usize = 64;
 pub(crate) const DEEPEST: usize = 48;
 /// Maximum number of bases of a type to check.
 const BASES: u64 = 64;
-/// Value of `Entry::object` after the module was removed.
+/// Value of `Entry::object` for a removed module.
 const GONE: u64 = 1;
-/// Size of the memory for all names, in bytes.
+/// Size of the memory for the names of all modules, in bytes.
 const TEXT_BYTES: usize = 4 << 20;
 /// Maximum length of a name in bytes.
 const NAME_BYTES: usize = 120;
@@ -52,7 +52,7 @@ struct Entry {
     derived: AtomicU64,
     /// Address of the parent module; 0 without a parent; the module's own address if a compiler generated it.
     parent: AtomicU64,
-    /// Position of the module's name: offset << 16 | length.
+    /// Position of the module's name in the memory for names: offset << 16 | length.
     name: AtomicU64,
     /// The module's number << 32 | the parent's number, which is 0 if the parent was unknown at registration.
     numbers: AtomicU64,
@@ -83,7 +83,7 @@ pub(crate) struct Modules {
     spaces: [AtomicPtr<Entry>; 2 * SIZES],
     text: LazyTable<AtomicU8, TEXT_BYTES>,
     text_used: AtomicUsize,
-    /// Positions of stored names, by the hash of the name.
+    /// Positions of stored module names, by the hash of the name.
     name_index: LazyTable<AtomicU64, NAMES>,
     /// Lock of all writers.
     lock: SpinLock,

@@ -92,7 +92,7 @@ impl<M: Memory> Reader<'_, M> {
     }
 }
 
-/// Search for the name that a thread's frames give to an allocation.
+/// Searches a thread's Python frames for the name of its allocation.
 pub(crate) struct NameSearch<'a, M> {
     pub reader: &'a Reader<'a, M>,
     pub codes: &'a Codes,

@@ -12,7 +12,7 @@ const MAX_COUNTERS: usize = 4096;
 /// A counter and its statistics since the last reset.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Counter {
-    /// Tag that is the counter's name.
+    /// Id (tag) of the counter's name.
     pub tag: u32,
     pub value: i64,
     /// Number of times that the counter was set or changed since the reset.

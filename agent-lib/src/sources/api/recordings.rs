@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 use std::sync::{Condvar, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
-/// Default name of a file; `create` explains the placeholders (`%h`, ...).
+/// Default file name of a recording; `create` explains the placeholders (`%h`, ...).
 const DEFAULT_NAME: &str = "gpumem-%h-%r%p-%n.gpumem";
 /// Timeout of the lock. If it is held for longer, this is a forked child, and the thread that held it does not exist.
 const LOCK_TIMEOUT: Duration = Duration::from_millis(500);
@@ -148,7 +148,7 @@ static SLOT: ForkMutex<RequestSlot> = ForkMutex::new(RequestSlot::default);
 /// Notified when there is a reply.
 static DONE: Condvar = Condvar::new();
 
-/// Locks the slot for requests and replies; `None` after `LOCK_TIMEOUT`.
+/// Locks the slot in which threads request recordings and the sender replies; `None` after `LOCK_TIMEOUT`.
 pub(crate) fn slot() -> Option<MutexGuard<'static, RequestSlot>> {
     let _uncancelled = Uncancelled::now();
     let start = Instant::now();

@@ -45,8 +45,8 @@ fn last_of(own: &OwnerData, thread: &Thread, owner: u8) -> u32 {
     next.map_or_else(|| thread.scope.load(Relaxed), |next| own.outer[next])
 }
 
-/// Closes a scope of `owner` that is not the innermost one. `left` is the number of scopes of the owner that stay open.
-/// `own.depth` is the number of all scopes that stay open.
+/// Closes the last scope of `owner`, which is not the innermost one of the thread. `left` scopes of the owner stay open.
+/// `own.depth` counts all scopes that stay open.
 #[cold]
 #[inline(never)]
 fn close_beneath(own: &mut OwnerData, thread: &Thread, owner: u8, left: u16) {
@@ -73,7 +73,7 @@ fn close_beneath(own: &mut OwnerData, thread: &Thread, owner: u8, left: u16) {
 }
 
 impl Core {
-    /// Opens the scope `name` inside of the open ones.
+    /// Opens the scope `name` inside the thread's open scopes.
     #[inline(always)]
     pub fn push_scope(&self, thread: &Thread, name: &[u8]) {
         let inside =

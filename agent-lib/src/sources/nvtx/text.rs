@@ -10,9 +10,9 @@ use std::ffi::c_char;
 use std::mem::offset_of;
 use std::sync::atomic::{AtomicU32, Ordering::*};
 
-/// Number of new names that are used with their numbers.
+/// Number of new names that keep the digits in them; later names have them folded.
 const BUDGET: u32 = 4096;
-/// Number of new names so far, up to `BUDGET`.
+/// Number of new names used so far; it stops at `BUDGET`.
 static MADE: AtomicU32 = AtomicU32::new(0);
 
 #[derive(Debug, Clone, Copy)]

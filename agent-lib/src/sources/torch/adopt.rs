@@ -15,10 +15,10 @@ use crate::threads::Thread;
 use gpumem_wire::{Body, Flags, FreeState, MemoryKind, Phase, Role};
 use std::sync::atomic::{AtomicU64, Ordering::*};
 
-/// Name of adopted memory, until a retag gives it another one.
+/// Name of memory that is older than the agent, until a retag gives it another name.
 const NAME: &[u8] = b"before the agent";
 
-/// Numbers of records and of reports when the list was requested.
+/// Numbers of records and of PyTorch's reports when the list of its blocks was requested.
 static BEFORE: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 
 /// An entry of the list: the program's number of the device, one of the kinds below, address, and bytes.

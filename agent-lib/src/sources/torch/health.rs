@@ -9,7 +9,7 @@ use crate::threads::{self, Thread};
 use gpumem_wire::{Layer, LayerState};
 use std::sync::atomic::Ordering::*;
 
-/// State that the sender keeps between two checks.
+/// What the sender remembers between two checks of PyTorch's hooks.
 #[derive(Debug, Default)]
 pub(crate) struct Health {
     /// Segments without a block at the last check: thread and address.
@@ -95,11 +95,14 @@ impl Health {
         let singles = torch.single_tensors.load(Relaxed);
         let (state, why) = match patch::search_result() {
             SearchResult::Nothing if reports == 0 => (LayerState::Absent, "no PyTorch with CUDA is loaded"),
-            SearchResult::NoSlot => (
+            SearchResult::NoSlot => {
+                (LayerState::Failed, "no function pointer to hook was found in this PyTorch's allocator")
+            }
+            SearchResult::NotYet => (
                 LayerState::Failed,
-                "this PyTorch's allocator does not call through a slot that can be found",
+                "the function pointer of PyTorch's allocator could not be \
+                 replaced",
             ),
-            SearchResult::NotYet => (LayerState::Failed, "PyTorch's slot could not be written"),
             _ if reports == 0 && singles != 0 => {
                 let why = "PyTorch's caching allocator is not in use: tensors are driver allocations";
                 (LayerState::Absent, why)
@@ -111,7 +114,7 @@ impl Health {
                 let why = "PyTorch reports no blocks any more, only segments: tensors made since then have no names";
                 (LayerState::Failed, why)
             }
-            _ if reports == 0 => (LayerState::Absent, "PyTorch's caching allocator has handed out nothing"),
+            _ if reports == 0 => (LayerState::Absent, "PyTorch's caching allocator has allocated no block"),
             _ => (LayerState::Active, ""),
         };
         if state != LayerState::Active {
@@ -120,8 +123,10 @@ impl Health {
         let mut doubts = Vec::new();
         let drift = sum(|device| device.drift.load(Relaxed));
         if drift != 0 {
-            doubts
-                .push(format!("reports were missed: its totals moved by {drift} bytes that no report told"));
+            doubts.push(format!(
+                "reports of PyTorch's allocator were missed: its totals changed by {drift} bytes \
+                     without a report"
+            ));
         }
         let older = sum(|device| device.older.load(Relaxed));
         if older != 0 {
@@ -135,10 +140,10 @@ impl Health {
         }
         let untold = torch.unrecorded_pending.load(Relaxed);
         if untold != 0 {
-            doubts.push(format!("{untold} frees that wait for a stream count as done"));
+            doubts.push(format!("{untold} frees that wait for a stream are counted as completed"));
         }
         if !patch::is_patched(patch::EVENT_RECORD) || !patch::is_patched(patch::EVENT_QUERY) {
-            doubts.push("frees that wait for a stream are not told apart".into());
+            doubts.push("frees that wait for a stream are not distinguished from completed ones".into());
         }
         let state = if doubts.is_empty() { LayerState::Active } else { LayerState::Degraded };
         (state, doubts.join("; "))

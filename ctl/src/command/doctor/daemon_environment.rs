@@ -132,7 +132,8 @@ fn clocks(daemons: Option<&str>, own: u64) -> Option<Finding> {
     let apart = daemons?.parse::<u64>().ok()?.abs_diff(own);
     let seconds = apart / 1_000_000_000;
     let text = format!(
-        "the clock here is {seconds} s away from gpumemd's: another time namespace, whose agents gpumemd refuses"
+        "this shell's clock and gpumemd's differ by {seconds} s: the shell is in another time namespace, and \
+             gpumemd refuses its agents"
     );
     let fix = "start programs in gpumemd's time namespace (no unshare --time)";
     (apart > CLOCKS_APART).then(|| finding(Check::NamespaceTime, State::Warn, "clock", text, fix))

@@ -183,10 +183,11 @@ pub(super) fn mps(root: &Path) -> Option<Finding> {
     let subject = format!("pid {}", with_agent.or(of_mps.first())?);
     let text = match with_agent {
         Some(_) => {
-            "MPS runs with CUDA_INJECTION64_PATH set: the agent is off in its server, clients have their own"
+            "MPS runs with CUDA_INJECTION64_PATH set: the agent is off in the MPS server, and each client has its \
+                 own agent"
         }
         None => {
-            "MPS runs: from Volta on, clients have their own bytes; before, all bytes are those of its server"
+            "MPS runs: from Volta on, NVML lists the bytes of each client; on older GPUs the server has all bytes"
         }
     };
     Some(finding(Check::DriverMps, State::Ok, &subject, text, ""))

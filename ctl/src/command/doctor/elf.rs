@@ -14,7 +14,7 @@ const DYNAMIC: u32 = 2;
 
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Elf {
-    /// Word size of the machine in bits: 32 or 64.
+    /// Word size of the file's machine in bits: 32 or 64.
     pub bits: u8,
     /// EM_* value: 62 is x86-64, 183 is aarch64.
     pub machine: u16,

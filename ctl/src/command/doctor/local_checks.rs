@@ -134,11 +134,12 @@ pub(super) fn environment() -> Vec<Finding> {
     if let Some(path) = variable(INJECTION) {
         let is_ours = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("libgpumem"));
         if !path.is_file() {
-            let text = format!("is {}, which is not there: CUDA continues without it", path.display());
+            let text = format!("is {}, which does not exist: CUDA continues without it", path.display());
             add(State::Bad, INJECTION, text, "unset CUDA_INJECTION64_PATH, or correct it");
         } else if !is_ours {
             let text = format!("names another tool: {}", path.display());
-            let fix = "nothing with gpumemctl run, which loads both; otherwise name the other tool in GPUMEM_NEXT_INJECTION64_PATH";
+            let fix = "no action with gpumemctl run, which loads both; otherwise name the other tool in \
+                 GPUMEM_NEXT_INJECTION64_PATH";
             add(State::Ok, INJECTION, text, fix);
         }
     }

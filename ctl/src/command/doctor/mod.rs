@@ -97,9 +97,9 @@ fn daemon_reply(args: &Args, findings: &mut Vec<Finding>) -> Option<(PathBuf, Do
                         "processes can report at {}, but no daemon answers here: {tried}",
                         agent.display()
                     ),
-                    "ask on the node, where its control socket is",
+                    "run gpumemctl on the node, where the daemon's control socket is",
                 ),
-                None => (State::Bad, format!("none answers; tried: {tried}"), START),
+                None => (State::Bad, format!("no daemon answers; tried: {tried}"), START),
             };
             findings.push(finding(Check::Daemon, state, "daemon", text, fix));
             return None;
@@ -119,7 +119,8 @@ fn daemon_reply(args: &Args, findings: &mut Vec<Finding>) -> Option<(PathBuf, Do
         Ok(doctor) => {
             let (version, own) = (&doctor.version, env!("CARGO_PKG_VERSION"));
             if version != own {
-                let fix = "restart gpumemd after an update (systemctl restart gpumemd), or call the gpumemctl beside it";
+                let fix = "restart gpumemd after an update (systemctl restart gpumemd), or run the gpumemctl that \
+                     is installed with it";
                 let text = format!("gpumemd is {version}, gpumemctl is {own}");
                 add(Check::DaemonVersion, State::Warn, text, fix);
             }
@@ -129,9 +130,11 @@ fn daemon_reply(args: &Args, findings: &mut Vec<Finding>) -> Option<(PathBuf, Do
         }
         Err(error) => {
             let (check, fix) = match Kind::OtherVersion.matches(&error) {
-                true => {
-                    (Check::DaemonVersion, "restart gpumemd after an update, or call the gpumemctl beside it")
-                }
+                true => (
+                    Check::DaemonVersion,
+                    "restart gpumemd after an update, or run the gpumemctl that is installed \
+                         with it",
+                ),
                 false => {
                     (Check::Daemon, "see its log (journalctl -u gpumemd, or gpumemd.log beside its sockets)")
                 }

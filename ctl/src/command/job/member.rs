@@ -84,7 +84,7 @@ impl Member {
         run.devices.iter().map(member).collect()
     }
 
-    /// Makes a member from a row of `ps`.
+    /// Makes a member of the job from a row of `gpumemctl ps`.
     pub(crate) fn of_row(row: &ProcessRow, device: &DeviceRow) -> Member {
         let used = row.used_bytes.and_then(|bytes| i64::try_from(bytes).ok());
         let parts = used.zip(row.tracked_bytes).zip(row.untrackable_bytes);

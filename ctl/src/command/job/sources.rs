@@ -41,7 +41,7 @@ pub(crate) fn job_on_node(id: &str, args: &Args) -> Result<(Vec<Member>, String)
         if !hidden.is_empty() {
             return Err(job_of_others(id, &hidden));
         }
-        let searched = format!("looked on this node and in {}", args.source.store.readable()?.display());
+        let searched = format!("searched this node and {}", args.source.store.readable()?.display());
         let members = all_on_node(args).unwrap_or_default().into_iter();
         return Err(not_found(id, &searched, members.filter_map(|mut member| member.who.remove("job"))));
     }
@@ -111,7 +111,7 @@ pub(crate) fn job_in_fleet(url: &str, id: &str) -> Result<(Vec<Member>, String)>
     if members.is_empty() {
         let known = server.query(&format!("count by (job_name) ({INFO})"), None)?;
         let searched = match known.is_empty() {
-            true => format!("there is no {INFO} at {url}: does it scrape gpumemd, port 9837?"),
+            true => format!("{url} has no metric {INFO}: check that it scrapes gpumemd (port 9837)"),
             false => format!("asked {url}"),
         };
         let known = known.iter().filter_map(|sample| sample.label("job_name").map(str::to_owned));

@@ -58,7 +58,7 @@ pub(crate) fn one(id: &str, members: &[Member], sum: &Sum, source: &str) -> Stri
         let more = and_more(ended.len(), ENDED);
         let named: Vec<String> =
             ended.iter().take(ENDED).map(|member| format!("{} ({})", name(member), end(member))).collect();
-        add(format!("not running any more, and in no sum: {}{more}", named.join(", ")));
+        add(format!("ended, and not in the sums: {}{more}", named.join(", ")));
     }
     let one = largest.or(members.first());
     let pid = one.map_or("PID".to_owned(), |member| member.pid.to_string());

@@ -31,7 +31,7 @@ pub(super) struct One {
     pub run: Run,
     /// The run's id in the store, if it is stored.
     pub id: Option<String>,
-    /// Pids of the other processes in the same file.
+    /// Pids of the other processes that the same file has.
     pub others: Vec<u32>,
     /// The arguments that select the other processes of the run's job, and the number of those processes.
     pub job: Option<(String, u64)>,
@@ -199,7 +199,7 @@ pub(crate) fn by_pid(pid: u32, args: &Args) -> Result<Found> {
                 return Ok(Found { what: What::Group(title, runs), command });
             }
             let at = daemon.socket.path.display();
-            searched.push(format!("the daemon at {at} has no run of it, nor of a process that it started"));
+            searched.push(format!("the daemon at {at} has no run of this process or of its children"));
         }
         Err(_) => searched.push("no daemon answers (gpumemctl doctor)".to_owned()),
     }
@@ -208,8 +208,8 @@ pub(crate) fn by_pid(pid: u32, args: &Args) -> Result<Found> {
     }
     searched.push(format!("no run of it is in {}", args.source.store.readable()?.display()));
     let process = match process_name(pid) {
-        name if name.is_empty() => "no process of that number runs now".to_owned(),
-        name => format!("it runs{name}: has it used a GPU? gpumemctl doctor {pid}"),
+        name if name.is_empty() => "no process with this pid runs now".to_owned(),
+        name => format!("the process runs{name}, and may not have used a GPU: gpumemctl doctor {pid}"),
     };
     Err(Kind::NotFound.error(format!("pid {pid}: {}; {process}", searched.join("; "))))
 }
@@ -228,7 +228,7 @@ pub(crate) fn by_job(job: &str, args: &Args) -> Result<Found> {
             None => "no daemon (none answers: gpumemctl doctor)".to_owned(),
         };
         let store = args.source.store.readable()?;
-        let text = format!("no job {job}: asked {asked}, looked in {}", store.display());
+        let text = format!("no job {job}: asked {asked}, searched {}", store.display());
         return Err(Kind::NotFound.error(text));
     }
     // Several jobs may have the same name; the newest is selected.
@@ -343,7 +343,7 @@ pub(crate) fn newest(args: &Args) -> Result<Option<Found>> {
     let process = &reply.run.process;
     let command = process.facts.get("command").or(process.facts.get("comm"));
     let command = command.map(|command| format!(", {}", escape(command))).unwrap_or_default();
-    let why = if args.with_oom { "your newest run that was out of memory" } else { "your newest run" };
+    let why = if args.with_oom { "your newest run that ran out of memory" } else { "your newest run" };
     let (pid, others) = (process.pid, "gpumemctl runs and ps list others");
     Ok(Some(match origin {
         Origin::Daemon(daemon, socket) => {

@@ -26,7 +26,7 @@ pub(crate) fn window(found: Found, args: &Args) -> Result<Found> {
     let mut one = match what {
         What::One(one) => one,
         What::Group(title, _) => {
-            bail!("{flag} is of one process, and there are {title}: name one by its pid")
+            bail!("{flag} needs one process, and there are {title}: name one by its pid")
         }
     };
     let alone = one.run.clone();

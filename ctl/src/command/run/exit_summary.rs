@@ -101,7 +101,7 @@ impl ExitSummary<'_> {
                 "no process of the command initialised CUDA with libgpumem.so (libcuda was not opened, or the \
                  environment was cleared)"
             }
-            false => "libgpumem.so was not found, so only NVML could have seen any",
+            false => "libgpumem.so was not found, so only NVML could report memory",
         }
     }
 

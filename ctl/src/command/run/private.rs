@@ -24,7 +24,7 @@ const CLOSE_AND_START: &str = "exec 3>&- 4>&- 5>&- 6>&- 7>&- 8>&- 9>&-; exec \"$
 
 /// Starts a private daemon and waits until it replies. The error is the reason why it does not.
 pub(crate) fn start() -> Result<Daemon, String> {
-    let program = environment::daemon().ok_or("gpumemd is neither beside gpumemctl nor in PATH")?;
+    let program = environment::daemon().ok_or("gpumemd is neither in the folder of gpumemctl nor in PATH")?;
     let directory = private_directory();
     own_directory(&directory)?;
     let log = directory.join("gpumemd.log");

@@ -16,7 +16,7 @@ pub(crate) enum Event {
     /// Number of a signal that this process received.
     Signal(i32),
     Reply(Box<Reply>),
-    /// A thread has ended. While the main loop runs, this happens only if the terminal is gone or the thread panicked.
+    /// A reading thread has ended. While the main loop runs, only a closed terminal or a panic causes this.
     Over,
 }
 

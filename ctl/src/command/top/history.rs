@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, VecDeque};
 /// Number of points that are kept in addition to those of the run. A run has a limited number of points, however long it is.
 const KEPT: usize = 512;
 
-/// A layer of the stack.
+/// A layer of the picture of memory over time: one category or another amount.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Layer {
     pub kind: LayerKind,
@@ -20,7 +20,7 @@ pub(crate) struct Layer {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum LayerKind {
     Category(String),
-    /// Tracked memory that no other layer shows.
+    /// Tracked memory that has no layer of its own.
     Rest,
     PoolIdle,
     /// Memory of pools that report no blocks.

@@ -64,7 +64,7 @@ pub(crate) struct List {
 }
 
 impl List {
-    /// Adds the used bytes of a reply to the history of each process, and drops the history of processes that are gone.
+    /// Adds the used bytes of a reply to the history of each process, and drops the history of ended processes.
     pub(crate) fn update(&mut self, ps: &Ps) {
         let mut history = HashMap::new();
         for process in &ps.processes {
@@ -110,7 +110,7 @@ impl List {
         self.filter.to_lowercase().split_whitespace().all(|word| text.contains(word))
     }
 
-    /// Returns the position of the selected row in `rows`; the first if the selected process is gone.
+    /// Returns the position of the selected row in `rows`; the first if the selected process has ended.
     pub(crate) fn chosen(&self, ps: &Ps, rows: &[usize]) -> usize {
         let is_chosen = |row: &usize| {
             ps.processes.get(*row).is_some_and(|process| Some(&row_id(ps, process)) == self.chosen.as_ref())

@@ -87,7 +87,7 @@ impl Drop for Terminal {
 /// Restores the terminal's state, if it was changed.
 pub(crate) fn restore() {
     if let Some(Saved { input, mut output, modes }) = saved().take() {
-        // Writing fails only if the terminal is gone.
+        // Writing fails only if the terminal was closed.
         let _ = output.write_all(LEAVE);
         let _ = tcsetattr(&input, OptionalActions::Drain, &modes);
     }

@@ -12,7 +12,7 @@ use tokio::net::UnixStream;
 
 /// Maximum number of bytes of an answer in one packet.
 const PIECE: usize = 48 << 10;
-/// Time limit for the ledger to process what the requesting program has sent before, on its other connection.
+/// Timeout for the ledger to book the earlier records of the requesting program, which arrive on another connection.
 const CATCH_UP: Duration = Duration::from_millis(500);
 /// Time limit for rendering the answer and for the client to read it.
 const LONGEST: Duration = Duration::from_secs(20);

@@ -401,8 +401,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Ends the connection: hands over records that the agent had not sent, and reports that the agent is gone. Also reports the
-    /// end of the process if nothing else will. A newer connection of the process waits until then.
+    /// Ends the connection: forwards records that the agent had not sent, and reports that the agent has ended. Also reports the
+    /// end of the process if no pidfd will. A newer connection of the process waits until then.
     async fn end(self, stream: &UnixStream, end: ConnectionEnd) {
         let (agents, key) = (Arc::clone(&self.agents), self.peer.key);
         let last_seq = Arc::clone(&self.inbox.last_seq);

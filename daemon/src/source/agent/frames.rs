@@ -55,7 +55,7 @@ pub(crate) struct PacketCounts {
 enum Permission {
     Allowed,
     Forbidden,
-    /// This daemon does not know the kind.
+    /// The record's kind is unknown to this daemon.
     Unknown,
 }
 
@@ -101,7 +101,7 @@ pub(crate) struct PacketChecker {
     devices: [Option<[u8; 16]>; MAX_DEVICES],
     /// Number of bytes allocated on the device of each slot since NVML was last asked to query it.
     grown: [u64; MAX_DEVICES],
-    /// Bit set of slots whose device NVML should query; emptied by [`PacketChecker::take_hints`].
+    /// Device slots (bits) on which so much was allocated that NVML should read them; cleared by [`PacketChecker::take_hints`].
     hints: u64,
 }
 

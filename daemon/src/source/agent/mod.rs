@@ -80,7 +80,7 @@ pub(crate) struct Agents {
     order: Arc<ConnectionOrder>,
     /// Number of the next resync of any agent (in a resync, an agent resends its whole state).
     epochs: AtomicU64,
-    /// Number of times that all agents were asked to resend their state. Connections watch it.
+    /// Number of times that the daemon asked all agents to resend their state. Each connection watches this number.
     resyncs: watch::Sender<u64>,
     /// Set to true at shutdown, so that connections stop reading.
     over: watch::Sender<bool>,
@@ -199,7 +199,7 @@ impl Agents {
         let (sender, receiver) = oneshot::channel();
         if is_watched {
             let mut ends = lock(&self.ends);
-            // Drop the entries of connections that closed while their process runs on.
+            // Drop the entries of connections that closed although their process still runs.
             ends.retain(|_, waiting| {
                 waiting.retain(|waiting| !waiting.is_closed());
                 !waiting.is_empty()

@@ -31,7 +31,7 @@ pub(crate) enum IdentityError {
     #[error("process {0} is gone")]
     Gone(u32),
     /// The start time in the hello differs from that of the process that connected.
-    #[error("process {pid} started at {found} ticks, but its hello claims {claimed}")]
+    #[error("process {pid} started at {found} ticks, but its hello message claims {claimed}")]
     StartTime {
         pid: u32,
         /// Start time in /proc, in ticks.

@@ -23,7 +23,7 @@ pub(crate) struct UnsentRecords {
     header: Header,
     /// Sequence number of the next record to read from the ring.
     next: u64,
-    /// Number of bytes of names read so far.
+    /// Number of bytes read so far from the memory for names.
     names: u64,
     /// Whether records are missing, so that the live table must be read.
     has_gaps: bool,

@@ -20,7 +20,7 @@ const RETRY_NS: u64 = 30_000_000_000;
 #[derive(Debug)]
 pub(crate) struct Log {
     path: PathBuf,
-    /// The open log, or why it cannot be read.
+    /// The open kernel log, or the error that prevents reading.
     open: std::io::Result<OpenLog>,
     /// Time at which opening is tried again after an error (ns).
     next_try_ns: u64,

@@ -35,7 +35,8 @@ pub(crate) fn message(record: &str) -> Option<&str> {
 /// Texts with which relevant lines begin, after the log's own prefix.
 const BEGIN: [&str; 4] = ["oom-kill:constraint=", "Task in ", "Killed process ", "NVRM: Xid ("];
 
-/// Parses a line. Names of programs and groups may contain another of these beginnings, so the first one counts.
+/// Parses a line of the kernel's log. Names of programs and groups may contain one of the texts of `BEGIN`, so the first one
+/// counts.
 pub(crate) fn parse(line: &str) -> Option<LogEvent> {
     let found = BEGIN.into_iter().filter_map(|begin| Some((line.find(begin)?, begin)));
     let (at, begin) = found.min()?;

@@ -31,7 +31,7 @@ impl Code {
         matches!(self, Code::UNINITIALIZED | Code::DRIVER_NOT_LOADED | Code::LIB_RM_VERSION_MISMATCH)
     }
 
-    /// Returns whether the error may mean that the called device is gone, while others may still exist.
+    /// Returns whether the error may mean that this device no longer exists, while other devices do.
     pub(crate) fn casts_doubt_on_device(self) -> bool {
         matches!(self, Code::INVALID_ARGUMENT | Code::NOT_FOUND | Code::GPU_NOT_FOUND)
     }
@@ -44,7 +44,7 @@ impl Code {
     /// Returns how the user can remove the cause of the error. All failed calls are retried automatically.
     pub(crate) fn remedy(self) -> Option<&'static str> {
         Some(match self.0 {
-            1 => "nothing: gpumemd opens the library again",
+            1 => "no action: gpumemd opens the library again",
             2 | 6 | 28 => {
                 "check whether the GPU was removed or its MIG partition changed; gpumemd searches for devices again"
             }
@@ -53,7 +53,7 @@ impl Code {
                 "give gpumemd read and write access to /dev/nvidiactl and /dev/nvidia*; with MIG in a container: root, \
                  privileged, NVIDIA_MIG_MONITOR_DEVICES=all"
             }
-            7 => "nothing: processes start and end faster than they can be listed; gpumemd retries",
+            7 => "no action: processes start and end faster than they can be listed; gpumemd retries",
             9 => "load the driver (modprobe nvidia, or run nvidia-smi as root once); gpumemd retries",
             10 => "see the kernel log (dmesg | grep NVRM): the GPU may be about to fail",
             15 => {
@@ -69,7 +69,7 @@ impl Code {
             }
             19 => "another program uses the GPU exclusively; gpumemd retries",
             25 => "install library and kernel module of the same driver release",
-            27 => "nothing: the GPU is still starting",
+            27 => "no action: the GPU is still starting",
             11 | 14 | 20 | 21 | 999 => "see the kernel log (dmesg | grep -e NVRM -e Xid)",
             1_000_000 => {
                 "the driver returns wrong values: compare with nvidia-smi, see the kernel log (dmesg | grep -e NVRM -e Xid), \

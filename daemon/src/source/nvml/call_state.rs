@@ -50,20 +50,20 @@ impl Call {
     }
 }
 
-/// Number of bits of the word for the current call. The higher bits count the calls.
+/// Number of low bits of the shared word that encode the current call; the higher bits count the calls.
 const CODE_BITS: u32 = 19;
 
-/// The parent's end of the shared state.
+/// The daemon's view of the call that the poller process is in.
 #[derive(Debug)]
 pub(crate) struct CallState {
     file: OwnedFd,
-    /// State as last read: the number of calls begun, and the current call.
+    /// As last read: the number of calls begun, and the current call.
     seen: (u64, Call),
     /// Number of reads since the state last changed.
     unchanged: u32,
 }
 
-/// The child's end of the shared state.
+/// Writes, in the poller process, the NVML call that it is in.
 #[derive(Debug)]
 pub(crate) struct CallStateWriter {
     word: SharedWord,

@@ -72,13 +72,13 @@ struct Probe {
 /// Result of a probe: which calls of the hung device have returned.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ProbeResult {
-    /// All tried calls have returned.
+    /// All calls that the probe has tried have returned.
     Answers,
-    /// The memory call has returned, but a list call has not.
+    /// The call for the device's memory has returned, but a call for a process list has not.
     Memory,
     /// A call has not returned, or the probe ended during it.
     Nothing,
-    /// The library could not be opened, so nothing is known about the device.
+    /// The probe could not open the library, so the device's state is unknown.
     NoLibrary,
 }
 
@@ -102,7 +102,7 @@ pub(crate) struct HungDevices {
 }
 
 /// Problem shown for a device whose call has not returned so far and has not timed out.
-const PENDING: &str = "a call has not returned so far";
+const PENDING: &str = "an NVML call has not returned so far";
 
 impl HungDevices {
     pub(crate) fn new(settings: NvmlSettings) -> Self {

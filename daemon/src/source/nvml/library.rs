@@ -42,7 +42,7 @@ pub(crate) struct Device {
     pub instance: Option<(u32, u32)>,
     /// Whether the GPU is partitioned and none of its instances is visible from here.
     pub hides_instances: bool,
-    /// Properties; empty until the library is open.
+    /// Properties of the driver; empty until the library is open.
     pub facts: Facts,
 }
 

@@ -182,7 +182,8 @@ impl FrameWriter {
         FrameWriter { frames, totals, sink, call_state, published: (Call::Nothing, 0) }
     }
 
-    /// Publishes the current call. Calls for one device in quick succession are published once.
+    /// Writes the current NVML call to memory shared with the daemon. Repeated calls for one device in quick succession are
+    /// written once.
     pub(crate) fn set_call(&mut self, call: Call) {
         let Some(call_state) = &mut self.call_state else { return };
         let now = now_ns();

@@ -243,7 +243,7 @@ impl Schedule {
         (device.listed_ns != 0).then_some(device.cost_ns)
     }
 
-    /// Requests a list of the device soon.
+    /// Requests that the device's process list is read soon.
     pub(crate) fn request(&mut self, index: usize, now_ns: u64) {
         self.devices[index].requested_ns.get_or_insert(now_ns);
     }

@@ -13,7 +13,7 @@ use gpumem_wire::{Absence, Body, NONE_DEVICE, Reading, Record, Stamp, frame};
 use std::collections::BTreeMap;
 use tracing::warn;
 
-/// State of the readings of one device.
+/// Latest reading of one device, and what follows from it.
 #[derive(Debug, Default)]
 struct Readings {
     /// Number of the reading that has begun and has not ended; `None` if there is none.
@@ -412,7 +412,7 @@ fn note_use(key: ProcessKey, device: &DeviceStatus, processes: &Processes) {
     processes.note_gpu(key, Gpu { index: device.index.into(), instance });
 }
 
-/// Problem of a known device that the poller does not report any more.
+/// Problem text of a device that the poller no longer reports.
 pub(crate) const MISSING: &str = "no longer there";
 
 fn set_source(status: &mut NvmlStatus, up: bool, reason: &str, now: u64) {

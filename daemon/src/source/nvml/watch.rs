@@ -381,7 +381,7 @@ impl Watch {
                     info!(reason = %status.reason, "nvml is up");
                     translator.mark_missing(|device| self.hung.has(device));
                 } else if status.released_until_ns.is_some() {
-                    info!(reason = %status.reason, "nvml is closed for a while");
+                    info!(reason = %status.reason, "nvml is closed temporarily");
                     self.hung.release();
                 } else {
                     warn!(reason = %status.reason, "nvml is down");

@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 /// Which processes and runs a request is about.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum ProcessFilter {
-    /// All live processes.
+    /// The runs of all live processes.
     Live,
     Pid(u32),
     /// A process and its descendants.
@@ -32,11 +32,11 @@ impl ProcessFilter {
             let within = query_number(query, "within")?.and_then(|within| i64::try_from(within).ok());
             return match (i64::try_from(at_ns), within) {
                 (Ok(at_ns), Some(for_ns)) => Ok(ProcessFilter::TimeWindow(TimeWindow { at_ns, for_ns })),
-                _ => Err(Refused::bad_request("around=NS (since 1970) wants within=NS")),
+                _ => Err(Refused::bad_request("around=NS (since 1970) needs within=NS")),
             };
         }
         let pid = |key| -> Result<Option<u32>, Refused> {
-            let no_pid = |_| Refused::bad_request(format!("{key}: no pid is that large"));
+            let no_pid = |_| Refused::bad_request(format!("{key}: too large for a pid"));
             query_number(query, key)?.map(|pid| u32::try_from(pid).map_err(no_pid)).transpose()
         };
         let job = query_value(query, "job").map(unescape).transpose()?;

@@ -52,7 +52,7 @@ struct Document {
 fn document() -> &'static Document {
     static DOCUMENT: OnceLock<Document> = OnceLock::new();
     DOCUMENT.get_or_init(|| {
-        let words = "This page needs its script. Without one: gpumemctl ps, gpumemctl report PID.";
+        let words = "This page needs JavaScript. Without it, use gpumemctl ps and gpumemctl report PID.";
         let Shell { page, policy } = html::shell("GPU memory", STYLE, SCRIPT, words);
         // The tag of the page is also valid for the policy, which changes only with the page.
         let tag = format!("\"{}-{:x}\"", env!("CARGO_PKG_VERSION"), fingerprint(&page));

@@ -20,7 +20,8 @@ const MAX_REPORT_BYTES: usize = 4 << 20;
 /// Refuses a process that has no report. Reads the snapshot only, without a query to the aggregator.
 pub(super) fn check_live(context: &ViewContext, key: ProcessKey, tenants: Tenants) -> Result<(), Refused> {
     if tenants == Tenants::Anonymous {
-        let text = "processes are anonymous here (tenants in the configuration): gpumemctl report PID tells you yours";
+        let text = "processes are anonymous here (tenants in the configuration): use gpumemctl report PID for your \
+             own process";
         return Err(Refused::new(StatusCode::FORBIDDEN, text));
     }
     let published = context.reader.read();

@@ -70,7 +70,7 @@ pub(crate) struct ResponseCache {
     entries: Mutex<Vec<CacheEntry>>,
     /// Time from which on the next answer may be made. Locked while an answer is made.
     next_at: tokio::sync::Mutex<Option<Instant>>,
-    /// Number of answers made; part of their tags.
+    /// Number of answers generated so far; part of each answer's ETag.
     number: std::sync::atomic::AtomicU64,
 }
 

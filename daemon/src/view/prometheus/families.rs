@@ -41,7 +41,7 @@ fn push_pair(out: &mut String, name: &str, value: &Label<'_>) {
     out.push('"');
 }
 
-/// State of a scrape that [`Families::undo`] restores.
+/// Lengths and counts of a scrape, to which [`Families::undo`] resets it.
 #[derive(Debug)]
 pub(crate) struct Mark {
     lengths: Vec<usize>,

@@ -218,7 +218,7 @@ async fn healthy_gpus_are_read_while_another_hangs() {
     watcher.until("all are read", |seen| (0..3).all(|slot| seen.readings(slot) >= 2)).await;
     let nvml = watcher.nvml.clone();
     let is_pending = |slot: usize| {
-        nvml.status().devices[slot].problem.as_deref() == Some("a call has not returned so far")
+        nvml.status().devices[slot].problem.as_deref() == Some("an NVML call has not returned so far")
     };
     // By the poller's own time stamps, a reading of a healthy GPU is never older than a second and two periods.
     let waits = ProcessorWait::measure();

@@ -78,8 +78,8 @@ fn what_is_not_a_store_is_refused_and_left_alone() {
     let owned = dir.path().join("owned.db");
     rusqlite::Connection::open(&owned).unwrap().execute_batch("PRAGMA application_id = 77").unwrap();
     for (path, found) in [
-        (&text, "a file that is not SQLite's"),
-        (&short, "a file that is not SQLite's"),
+        (&text, "not an SQLite file"),
+        (&short, "not an SQLite file"),
         (&other, "an SQLite file with application id 0x0 and 1 tables"),
         (&owned, "an SQLite file with application id 0x4d and 0 tables"),
     ] {

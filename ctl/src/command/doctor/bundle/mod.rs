@@ -33,7 +33,7 @@ pub(super) fn write(args: &Args, report: &DoctorReport) -> Result<()> {
         _ => PathBuf::from(format!("gpumem-doctor-{now_s}.tar.gz")),
     };
     if path.symlink_metadata().is_ok() {
-        bail!("{}: is there already: give another name", path.display());
+        bail!("{}: exists already: give another name", path.display());
     }
     let daemon = Daemon::find(args.socket.as_deref()).ok();
     let ps = daemon.as_ref().and_then(|daemon| daemon.ps().ok()).unwrap_or_default();
@@ -86,7 +86,7 @@ pub(super) fn write(args: &Args, report: &DoctorReport) -> Result<()> {
     print(&format!("written: {} bytes, readable by you alone\n", packed.len()))
 }
 
-/// A file of the archive, with its description for the list of contents.
+/// A file of the archive, and its description in the list of contents.
 struct Part {
     name: &'static str,
     what: String,

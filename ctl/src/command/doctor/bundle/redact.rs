@@ -11,7 +11,7 @@ const LABELS: [&str; 16] = [
     "gpu", "uuid", "pid", "start", "part", "flag", "reason", "source", "version", "kind", "lane", "state",
     "xid", "cause", "result", "model",
 ];
-/// Parts of names (such as `password`) whose values are secrets.
+/// Parts of setting names, such as `password`, that mark the value as a secret.
 const SECRETS: [&str; 9] = [
     "password",
     "passwd",

@@ -60,7 +60,7 @@ pub(super) fn variable(process: &ProcSnapshot, ancestors: &[ProcSnapshot]) -> (S
         return (text, "start it with: gpumemctl run -- COMMAND".to_owned());
     };
     let (has, lost) = (name(holder), name(child_of(index)));
-    let text = format!("was started without {INJECTION}: {has} has it, {lost} that it started has not");
+    let text = format!("was started without {INJECTION}: {has} has it, and {lost} that it started does not");
     (text, fix_for(&holder.comm).to_owned())
 }
 
@@ -85,16 +85,19 @@ pub(super) fn library(process: &ProcSnapshot, path: &str) -> Option<(String, Str
         }
         Err(error) if error.kind() == ErrorKind::PermissionDenied => {
             let fix = format!("chmod a+rx {path} and the folders above it");
-            return Some((format!("{path} cannot be read there"), fix));
+            return Some((format!("{path} cannot be read in the process's mount namespace"), fix));
         }
         Err(_) if mounts_differ(process.pid) => {
             let folder = Path::new(path).parent().unwrap_or(Path::new("/")).display();
             let fix = format!("mount {folder} into the container at the same path");
-            return Some((format!("{path} is not there in its mount namespace (a container?)"), fix));
+            return Some((
+                format!("{path} does not exist in the process's mount namespace (a container?)"),
+                fix,
+            ));
         }
         Err(_) => {
             let fix = "install it again, or start the process again".to_owned();
-            return Some((format!("{path} is not there any more"), fix));
+            return Some((format!("{path} no longer exists"), fix));
         }
     }
     // Reading as root does not show whether the process's user may read the file.
@@ -156,7 +159,11 @@ pub(super) fn socket(
                 let ours = daemons.display();
                 let text = format!("reports to another daemon, at {path}; this one is at {ours}");
                 let other = Path::new(path).with_file_name(CONTROL);
-                Err((State::Warn, text, format!("ask that one: gpumemctl ps --socket {}", other.display())))
+                Err((
+                    State::Warn,
+                    text,
+                    format!("query that daemon: gpumemctl ps --socket {}", other.display()),
+                ))
             }
             _ => Ok(path.clone()),
         };
@@ -195,7 +202,7 @@ mod tests {
         let process = seen(9, "python", Some("A=b"));
         let parents = [seen(8, "bash", Some("A=b")), seen(7, "sudo", OURS), seen(6, "bash", OURS)];
         let (text, fix) = variable(&process, &parents);
-        assert!(text.contains("sudo (pid 7) has it, bash (pid 8) that it started has not"), "{text}");
+        assert!(text.contains("sudo (pid 7) has it, and bash (pid 8) that it started does not"), "{text}");
         assert!(fix.contains("--preserve-env"), "{fix}");
         let (text, _) = variable(&process, &parents[1..]);
         assert!(text.contains("python (pid 9) that it started"), "{text}");

@@ -57,13 +57,15 @@ impl ProcessCheck<'_> {
         let agent = self.process.mapped(AGENT);
         if self.process.comm.starts_with("nvidia-cuda-mps") {
             let text = match agent {
-                Some(_) => "is of MPS: its clients have agents; the library that it has loaded is off in it",
-                None => "is of MPS: its clients have agents, it has none",
+                Some(_) => {
+                    "belongs to MPS: its clients have agents; the library that it has loaded does nothing"
+                }
+                None => "belongs to MPS: its clients have agents, and it has none",
             };
             return self.add(Check::ProcessMps, State::Ok, text, "");
         }
         if self.process.maps.is_none() || self.process.environ.is_none() {
-            let text = "this user may not read which files it has loaded";
+            let text = "this user may not read which files the process has loaded";
             return self.add(Check::ProcessAccess, State::Unknown, text, "ask as its owner or as root");
         }
         if let Some((text, fix)) = self.cannot_load() {
@@ -137,7 +139,8 @@ impl ProcessCheck<'_> {
             let text = format!(
                 "has opened libcuda but not loaded {path}: CUDA loads it when it is initialised (cuInit)"
             );
-            let fix = "nothing, if it holds no GPU memory yet; else was it built for an older glibc? LD_DEBUG=libs shows it";
+            let fix = "no action if it holds no GPU memory yet; else check whether it was built for an older glibc \
+                 (LD_DEBUG=libs)";
             self.add(Check::ProcessAgent, State::Warn, text, fix);
         }
     }
@@ -148,7 +151,7 @@ impl ProcessCheck<'_> {
         let (text, fix) = match own.filter(|own| own != path) {
             _ if path.ends_with(" (deleted)") => (
                 format!("has loaded {path}: it was replaced or removed since"),
-                "a new start loads the new one",
+                "a restart of the program loads the new one",
             ),
             Some(own) => (format!("has loaded {path} (gpumemctl run uses {own})"), ""),
             None => (format!("has loaded {path}"), ""),
@@ -207,7 +210,8 @@ impl ProcessCheck<'_> {
             }
             None => {
                 let text = "its agent has not started: CUDA is not initialised yet, or no memory was left for it (memfd)";
-                let fix = "nothing, if it holds no GPU memory yet; else check its limits (ulimit -v, -n) and system call filters";
+                let fix = "no action if it holds no GPU memory yet; else check its limits (ulimit -v, -n) and \
+                     system call filters";
                 self.add(Check::ProcessAgent, State::Warn, text, fix);
                 self.sandbox();
             }
@@ -228,7 +232,7 @@ impl ProcessCheck<'_> {
         let up_s = self.report.daemon.as_ref().map(|(_, doctor)| doctor.uptime_s);
         let (Some(age_s), Some(up_s)) = (self.process.age_s, up_s) else { return };
         let (state, text, fix) = if up_s < CONNECT_S {
-            let text = format!("gpumemd runs for {up_s} s, the process for {age_s} s");
+            let text = format!("gpumemd has run for {up_s} s, and the process for {age_s} s");
             (State::Ok, text, "wait: agents try to connect every 5 s at least")
         } else if age_s < CONNECT_S {
             (
@@ -239,7 +243,7 @@ impl ProcessCheck<'_> {
         } else {
             let text =
                 format!("its agent runs for up to {age_s} s and sees the daemon, but no report arrives");
-            (State::Warn, text, "see agents.* here, and the daemon's log")
+            (State::Warn, text, "see the findings agents.* of gpumemctl doctor, and the daemon's log")
         };
         self.add(Check::ProcessAge, state, text, fix);
     }
@@ -250,8 +254,9 @@ impl ProcessCheck<'_> {
         let loaded: BTreeSet<&str> = loaded.map(|(_, tool)| *tool).collect();
         if !loaded.is_empty() {
             let loaded = Vec::from_iter(loaded).join(", ");
-            let text = format!("{loaded} is in it too: CUPTI serves one client at a time");
-            let fix = "without it the agent has CUPTI to itself; for torch.profiler: with gpumem.paused():";
+            let text = format!("{loaded} is loaded too: CUPTI serves one client at a time");
+            let fix =
+                "without that library the agent can use CUPTI; for torch.profiler: with gpumem.paused():";
             let state = if self.covered { State::Ok } else { State::Warn };
             self.add(Check::ProcessCupti, state, text, fix);
         }

@@ -17,7 +17,7 @@ use tracing::warn;
 /// Poller whose current call has not returned, while another one (its substitute) reads the other GPUs.
 pub(super) struct Stuck {
     pub poller: Poller,
-    /// State of this poller in the translator, for continuing with it.
+    /// The translator's state for this poller, used again if the poller continues.
     pub state: PollerState,
     /// The stuck call and its GPU; `None` for a call that reads events.
     pub pending: Option<PendingCall>,

@@ -61,11 +61,12 @@ pub(super) fn check_process(process: &ProcessView, now_ns: u64, findings: &mut V
         out.add(Check::ProcessLimit, State::Warn, text, Some(&fix));
     }
     if let Some(text) = anomalies(&process.odd) {
-        let fix = "its tracked bytes are its own claim, its used bytes are the driver's; if the agent is ours, please report it";
+        let fix = "its tracked bytes come from the process itself, its used bytes from the driver; if its agent is \
+             genuine, please report a fault of gpumem";
         out.add(Check::ProcessOdd, State::Warn, text, Some(fix));
     }
     check_layers(process, &mut out);
-    // The agent sends records, whatever the other findings are.
+    // The process has an agent that sends records, whatever the other findings are.
     let earlier = coverage.earlier.map_or(0, |earlier| earlier.events);
     let records = earlier.saturating_add(coverage.events);
     let lost = if lost == 0 { "none".to_owned() } else { lost.to_string() };
@@ -120,7 +121,8 @@ fn blocked_finding(blocked: &Blocked, now_ns: u64) -> (String, &'static str) {
         let by = if by.is_empty() { "another CUPTI client" } else { by };
         let text =
             format!("{by} has held the CUPTI subscription (code 39) for {since}: allocations are not seen");
-        let remedy = "end the other profiler; the agent then subscribes by itself. For torch.profiler: `with gpumem.paused():` \
+        let remedy = "end the other profiler; the agent then subscribes again. For torch.profiler: `with \
+             gpumem.paused():` \
                       around it, KINETO_USE_DAEMON=1, or a PyTorch whose profiler needs no subscription (Kineto since \
                       August 2026)";
         return (text, remedy);
@@ -129,28 +131,28 @@ fn blocked_finding(blocked: &Blocked, now_ns: u64) -> (String, &'static str) {
     let text = format!("{by}{code}, for {since}: allocations are not seen");
     let remedy = match blocked.result {
         0 if by.starts_with("CUPTI was") => {
-            "nothing: the agent subscribes again by itself; without TEARDOWN_CUPTI=1 this does not happen"
+            "no action: the agent subscribes again; without TEARDOWN_CUPTI=1 this does not happen"
         }
         0 => "install nvidia-cuda-cupti of the program's CUDA version, or set its path in GPUMEM_CUPTI_PATH",
         2 | 46 => "install a newer nvidia-cuda-cupti of the same CUDA major, or set GPUMEM_CUPTI_PATH",
         100 => "no GPU is visible to the program: compare nvidia-smi with CUDA_VISIBLE_DEVICES",
         15 | 999 => {
             "use a libcupti that is not newer than the driver: nvidia-cuda-cupti of the CUDA version that nvidia-smi shows, \
-             or GPUMEM_CUPTI_PATH; the agent retries by itself"
+             or GPUMEM_CUPTI_PATH; the agent retries"
         }
-        23 => "end the other profiler or debugger; the agent then subscribes by itself",
+        23 => "end the other profiler or debugger; the agent then subscribes again",
         35 => {
             "allow the user to use CUPTI: NVreg_RestrictProfilingToAdminUsers=0, or the container's capabilities"
         }
         41 => {
-            "nothing: confidential computing switches tracing off; used bytes and names from frameworks remain"
+            "no action: confidential computing switches tracing off; used bytes and names from frameworks remain"
         }
         43 => {
             "use a newer driver and libcupti on this MIG instance: used bytes and names from frameworks remain"
         }
         45 => "use a newer driver on WSL: used bytes and names from frameworks remain",
-        47 => "turn hardware event tracing off under MPS; the agent then subscribes by itself",
-        _ => "nothing: the agent retries by itself, at least each minute",
+        47 => "turn hardware event tracing off under MPS; the agent then subscribes again",
+        _ => "no action: the agent retries at least once a minute",
     };
     (text, remedy)
 }

@@ -73,7 +73,8 @@ pub(super) fn why_absent(
             Some("start processes with `gpumemctl run -- ...`: tracked bytes are known"),
         ),
         Absence::NotListed => (
-            "no list of NVML has it: it has no context there (any more), its memory was moved to the host by a checkpoint \
+            "NVML's lists do not have it: it has no context on the GPU (any more), its memory was moved to the host \
+                 by a checkpoint \
              (cuda-checkpoint), or it is an MPS client of a GPU before Volta, whose memory counts as the server's",
             None,
         ),

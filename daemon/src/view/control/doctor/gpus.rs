@@ -161,8 +161,8 @@ impl DeviceChecks<'_> {
 
     fn problem(&self, device: &DeviceStatus, out: &mut Findings<'_>) {
         let hides = has(device, "hidden_instances");
-        let monitor = "run gpumemd as root of the host, or privileged with NVIDIA_MIG_MONITOR_DEVICES=all, or give it the \
-                       instances";
+        let monitor = "run gpumemd as root of the host, or privileged with NVIDIA_MIG_MONITOR_DEVICES=all, or make \
+             the instances visible to it";
         match (&device.problem, device.code) {
             (Some(problem), Some(NO_PERMISSION)) if hides => {
                 let text = format!(
@@ -199,7 +199,7 @@ impl DeviceChecks<'_> {
         let remedy = if is_grave {
             "see dmesg | grep Xid: memory read since then may be wrong; drain the GPU and reset it"
         } else {
-            "a program did it: find the one that ended then (dmesg | grep Xid names its pid)"
+            "a program caused it: find the program that ended at that time (dmesg | grep Xid names its pid)"
         };
         out.add(Check::GpuFaults, if is_grave { State::Bad } else { State::Warn }, text, Some(remedy));
     }

@@ -38,7 +38,7 @@ const COUNTERS: &[(Check, &str, Count, &str, &str)] = counters! {
         RefusedWaiting: "peers were refused because too many had not sent a hello",
             "raise agent.connections_without_hello; if it continues, a program opens connections and sends nothing";
         RefusedSilent: "peers sent no hello in time",
-            "raise agent.hello_timeout_s if the machine is that busy; agents connect again by themselves";
+            "raise agent.hello_timeout_s if the machine is busy; agents connect again";
         RefusedDescriptors: "agents sent no shared memory, or more than one descriptor", SAME_VERSION;
         RefusedSize: "agents were refused because their shared memory is too large",
             "raise agent.shared_mib, or lower GPUMEM_RING_SLOTS and GPUMEM_LIVE_ROWS of those processes";
@@ -58,11 +58,11 @@ const COUNTERS: &[(Check, &str, Count, &str, &str)] = counters! {
     ControlConnections "control" {
         ControlFull: "callers were refused because all connections were taken", "raise control.connections";
         ControlOfUid: "callers were refused because all connections of their user were taken",
-            "raise control.connections_per_uid, or find the program that connects so often";
+            "raise control.connections_per_uid, or find the program that opens them";
     }
     ControlShare "control" {
         ControlWaited: "answers were delayed because their user had exceeded control.share_per_uid",
-            "raise control.share_per_uid, or find the program that asks so often";
+            "raise control.share_per_uid, or find the program that sends the requests";
     }
     AgentProtocol "agents" {
         RefusedVersion: "agents have another version of the protocol", SAME_VERSION;
@@ -93,19 +93,19 @@ const COUNTERS: &[(Check, &str, Count, &str, &str)] = counters! {
             "raise metrics.connections, or find the clients that hold them (ss -tn sport = :9837)";
     }
     DaemonConfig "configuration" {
-        ReloadErrors: "reloads were refused because it was invalid; the old one is in effect",
+        ReloadErrors: "reloads were refused because the new configuration was invalid; the old one is in effect",
             "gpumemd --check shows what is wrong; then systemctl reload gpumemd";
     }
     Recording "recording" {
-        RecordingLost: "records are missing in it because the disk was too slow or full",
-            "record to a faster disk; sums of its replay are bounds";
+        RecordingLost: "records are missing in the recording because the disk was too slow or full",
+            "record to a faster disk; sums from this recording are bounds";
     }
     StoreLost "store" {
         StoreDropped: "runs were never stored: too many or too large ones waited while the store was slow or not writable",
             "fix the run-store problem reported above, or raise runs.waiting_mib";
     }
     StoreAnswers "store" {
-        StoreNotShown: "answers lack runs, because they would have had more than 256 stored ones, or 32 MiB",
+        StoreNotShown: "answers lack runs, because an answer has at most 256 stored runs and 32 MiB",
             "narrow the request; gpumemctl runs lists all stored runs";
     }
 };
@@ -181,8 +181,8 @@ fn check_store(store: &run_writer::Status, findings: &mut Vec<Finding>) {
                 store.waiting + store.queued,
                 store.oldest.as_secs()
             );
-            let fix =
-                "its disk is slow for so many processes: use a faster one, or raise runs.checkpoint_every_s";
+            let fix = "its disk is too slow for the number of processes: use a faster one, or raise \
+                     runs.checkpoint_every_s";
             add(Check::Store, State::Warn, text, Some(fix));
         }
         None => add(Check::Store, State::Ok, store.path.display().to_string(), None),
