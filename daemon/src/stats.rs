@@ -81,7 +81,8 @@ metrics! {
             SkippedDevices = "too_many_devices",
             SkippedOver = "run_over",
         }
-        counter "gpumemd_ledger_refused_records_total" ["reason"], "Records of agents that exceeded a limit of the ledger, by limit." {
+        counter "gpumemd_ledger_refused_records_total" ["reason"], "Records of agents that the ledger refused \
+             because of a limit, by limit." {
             RefusedRows = "rows_per_process",
             RefusedOfUser = "memory_mib_per_uid",
             RefusedOfAll = "memory_mib",

@@ -17,7 +17,7 @@ pub(super) enum Next {
     Bad,
     /// The file ends inside an object or before the end of the array.
     Cut,
-    /// More than [`MAX_BETWEEN_BYTES`] consecutive bytes outside objects.
+    /// There are more than [`MAX_BETWEEN_BYTES`] consecutive bytes outside objects.
     Hole,
     /// The file ends after the array.
     End,

@@ -19,7 +19,7 @@ pub struct Device {
 /// What a private pool is for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PoolKind {
-    /// Captures of CUDA graphs.
+    /// The pool belongs to captures of CUDA graphs.
     #[default]
     Graph,
     /// A pool that the program created (`torch.cuda.MemPool`).

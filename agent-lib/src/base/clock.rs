@@ -56,7 +56,7 @@ const NONE: u32 = u32::MAX;
 #[derive(Debug)]
 #[repr(C)]
 pub struct Clock {
-    /// Odd while the line is being changed, and before there is one.
+    /// Version of the line; odd while the line is being changed, and before there is one.
     version: AtomicU32,
     base_ticks: AtomicU64,
     base_ns: AtomicU64,

@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, AtomicUsize}
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct HotWords {
-    /// Used by record/status.rs.
+    /// Used by record/status.rs: whether the agent works in this process.
     pub phase: AtomicU8,
-    /// Used by record/high_water.rs.
+    /// Used by record/high_water.rs: whether a range is open whose peak is measured.
     pub peaks_open: AtomicBool,
-    /// Used by driver/core.rs.
+    /// Used by driver/core.rs: the agent's state; null before the agent starts.
     pub core: AtomicPtr<()>,
     /// Used by naming/python/mod.rs: the interpreter whose frames are read; null while no frames are read.
     pub interpreter: AtomicPtr<()>,

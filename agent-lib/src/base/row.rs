@@ -60,7 +60,7 @@ pub(crate) struct RowExtra {
     pub(crate) first_tag: u32,
     /// Role and phase that the program has set later (retag), four bits each.
     pub(crate) use_as: u8,
-    /// `RETAGGED` and `PENDING`.
+    /// The flags `RETAGGED` and `PENDING`.
     pub(crate) flags: u8,
     /// For handles, the reference count. For imports, the number of times that the memory is open.
     pub(crate) references: u32,
@@ -72,7 +72,7 @@ pub(crate) struct RowExtra {
 
 impl RowExtra {
     pub(crate) const RETAGGED: u8 = 1;
-    /// The owner has freed the block, but a stream may still use it.
+    /// Flag: the owner has freed the block, but a stream may still use it.
     pub(crate) const PENDING: u8 = 2;
 
     /// Additional data of a new handle or import: one reference.

@@ -16,10 +16,10 @@ const ADDRESSES: u64 = 0x6578 << 48;
 /// Distance between the addresses of two exports, and size of each mapping: mappings start at multiples of this.
 const STEP: u64 = 2 << 20;
 
-/// An exported descriptor that was open at the last check, or a free place.
+/// An entry of the table of exports: a descriptor that was open at the last check; the entry may be free.
 #[derive(Debug, Default)]
 struct Export {
-    /// `FREE`; `CHANGING` while the place is being written; `OPEN` if it has an export.
+    /// `FREE`; `CHANGING` while the entry is being written; `OPEN` if it has an export.
     state: AtomicUsize,
     descriptor: AtomicI32,
     /// Device and inode of the open file: another file may get the same descriptor later.
@@ -40,7 +40,7 @@ impl Export {
 
 #[derive(Debug, Default)]
 pub(crate) struct Exports {
-    /// Number of places that are not free. If it is 0, the places are not searched.
+    /// Number of entries that are not free. If it is 0, the table is not searched.
     count: AtomicUsize,
     places: Zeros<Export, PLACES>,
 }

@@ -25,7 +25,7 @@ pub(super) const GRAPH: u64 = 0x676d << 48;
 /// An entry of the table of driver pools; it has a pool or is free.
 #[derive(Debug, Default)]
 pub(super) struct Pool {
-    /// Handle of the pool; 0 while the place is free, 1 while it is being written.
+    /// Handle of the pool; 0 while the entry is free, 1 while it is being written.
     pub(super) id: AtomicU64,
     pub(super) device: AtomicU32,
     /// Number of threads that request a poll now. The first one polls until no other has requested one meanwhile.

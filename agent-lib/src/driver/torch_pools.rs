@@ -11,7 +11,7 @@ pub(crate) const DEVICES: usize = 64;
 /// Maximum number of pending blocks (freed, waiting for events) of a device at a time. Further ones count as free.
 pub(crate) const MOST: usize = 1024;
 
-/// A place for a pending block, which was freed while a stream may still use it. The place may be free.
+/// An entry for a pending block, which was freed while a stream may still use it. The entry may be free.
 #[derive(Debug, Default)]
 pub(crate) struct PendingBlock {
     /// Address of the block; 0 while this entry is free.

@@ -18,7 +18,7 @@ struct Key {
     class: &'static str,
     kind: &'static str,
     tag: String,
-    /// Empty if unknown.
+    /// Role of the memory, such as `parameter`; empty if unknown.
     role: String,
 }
 

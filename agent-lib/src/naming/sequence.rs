@@ -18,13 +18,13 @@ const ENTRIES: usize = 1 << 17;
 const NEAR: u64 = 16;
 /// Maximum distance, in numbers, from a named node to a node that ends the same operation (a view).
 const VIEW_BEHIND: u64 = 1;
-/// The same if the node that ends the operation is an addition: a bias may be added in place after the view.
+/// Like `VIEW_BEHIND`, if the node that ends the operation is an addition: a bias may be added in place after the view.
 const ADDITION_BEHIND: u64 = 2;
 const THREAD_SHIFT: u32 = 48;
 /// Flag in a `Node`: the operation is an addition. The number has the bits below.
 const ADDS: u64 = 1 << 47;
 const TAG_BITS: u32 = 20;
-/// Bits of an entry for the hash of thread and number; the bits below are the tag.
+/// Bits of an entry that hold the hash of thread and number; the lower bits hold the tag.
 const CHECK: u64 = !0 << TAG_BITS;
 
 /// Identity of a node: thread << 48 | whether it adds << 47 | number. 0 is not a node: threads count from 1.

@@ -63,9 +63,9 @@ impl RefusedRecords {
 /// Estimated memory that the ledger uses for one process.
 #[derive(Debug, Default)]
 pub(crate) struct MemoryUse {
-    /// Number of records until the next estimate.
+    /// Number of records until the memory use is estimated again.
     left: usize,
-    /// Number of records between the last two estimates.
+    /// Number of records between the last two estimates of the memory use.
     interval: usize,
     /// Bytes of the last estimate, which count against the quota of `user`.
     charged: usize,

@@ -81,7 +81,7 @@ impl Roles {
     }
 }
 
-/// How a block ends.
+/// How the program's use of a block ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum End {
     /// The program frees it.

@@ -112,7 +112,7 @@ fn state(run: &Run, times: Times) -> String {
     }
 }
 
-/// A row of the table before it is aligned.
+/// A row of the table before its columns are aligned.
 struct Line {
     /// Name of the row, and its amount as printed.
     cells: [String; 2],

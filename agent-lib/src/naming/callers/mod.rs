@@ -46,9 +46,9 @@ const IDS: usize = 1024;
 
 /// Candidate positions of a return address on the stack: one bit for each of the 64 words from the start of the search.
 struct ReturnSlot {
-    /// The return address above which the search starts; 0 while the entry is unused.
+    /// The return address above which the search on the stack starts; 0 while the entry is unused.
     from: AtomicUsize,
-    /// Positions that held a pointer into a function in every call.
+    /// Candidate positions that held a pointer into a function in every call.
     always: AtomicU64,
     /// Candidate positions that at least once held an address other than the beginning of a function.
     within: AtomicU64,

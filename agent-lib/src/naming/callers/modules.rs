@@ -96,7 +96,7 @@ pub(crate) enum Target {
     Code(&'static Library),
     /// Data of a library.
     Data,
-    /// Memory of no library in the table.
+    /// Memory that belongs to no library in the table.
     Elsewhere,
 }
 
@@ -280,7 +280,7 @@ pub static TABLES: AtomicU64 = AtomicU64::new(0);
 struct Registry {
     /// Libraries by path.
     libraries: BTreeMap<Box<str>, &'static Library>,
-    /// `Collection::changes` when the newest table was built.
+    /// Value of `Collection::changes` when the newest table was built.
     seen: Option<(u64, u64)>,
     /// Replaced tables, each with the time of its replacement in ns.
     retired: Vec<(u64, *mut Table)>,
