@@ -43,7 +43,7 @@ pub(crate) fn count_processes(count: usize) -> String {
 
 /// Returns those words whose condition is true, separated by commas: `late, partial`.
 pub(crate) fn flags<const N: usize>(words: [(bool, &str); N]) -> String {
-    let words = words.into_iter().filter_map(|(is_out_of_memory, word)| is_out_of_memory.then_some(word));
+    let words = words.into_iter().filter_map(|(is_true, word)| is_true.then_some(word));
     words.collect::<Vec<_>>().join(", ")
 }
 

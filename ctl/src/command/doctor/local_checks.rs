@@ -155,7 +155,7 @@ pub(super) fn cupti(driver: Option<&Driver>) -> Finding {
     let add = |state, text: String, fix| finding(Check::AgentCupti, state, "libcupti", text, fix);
     let Some(path) = find_cupti() else {
         let text = "is in none of the usual folders; programs that bring their own, as PyTorch's wheels do, are covered";
-        let fix = "pip install nvidia-cuda-cupti, the toolkit's extras/CUPTI, or LD_LIBRARY_PATH";
+        let fix = "pip install nvidia-cuda-cupti, or add the toolkit's extras/CUPTI to LD_LIBRARY_PATH";
         return add(State::Warn, text.into(), fix);
     };
     let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -169,7 +169,7 @@ pub(super) fn cupti(driver: Option<&Driver>) -> Finding {
                 "{} is of CUDA {major}, but driver {version} supports CUDA {cuda}: it does not work",
                 path.display()
             );
-            let fix = "nvidia-cuda-cupti of the CUDA version that nvidia-smi shows, or GPUMEM_CUPTI_PATH";
+            let fix = "install nvidia-cuda-cupti of the CUDA version that nvidia-smi shows, or set GPUMEM_CUPTI_PATH";
             add(State::Warn, text, fix)
         }
         _ => add(State::Ok, path.display().to_string(), ""),

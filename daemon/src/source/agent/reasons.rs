@@ -79,7 +79,7 @@ pub(super) enum ConnectionEnd {
     Fault(Fault),
     #[error("a packet is longer than {MAX_PACKET_BYTES} bytes")]
     Oversize,
-    #[error("descriptors came after the hello")]
+    #[error("it sent descriptors after its hello message")]
     Descriptors,
     #[error("{0}")]
     System(std::io::Error),

@@ -68,7 +68,7 @@ pub(super) fn variable(process: &ProcSnapshot, ancestors: &[ProcSnapshot]) -> (S
 pub(super) fn library(process: &ProcSnapshot, path: &str) -> Option<(String, String)> {
     if !path.starts_with('/') {
         let text = format!("{path} is not an absolute path: CUDA searches the loader's folders for it");
-        return Some((text, "give the whole path, as gpumemctl run does".to_owned()));
+        return Some((text, "set the whole path, as gpumemctl run does".to_owned()));
     }
     let file = process.path_from_here(path);
     match Elf::read(&file) {

@@ -58,7 +58,7 @@ impl Watch {
                 Some(substitute)
             }
             Err(error) => {
-                warn!(%error, "no substitute for a stuck nvml poller");
+                warn!(%error, "no second nvml poller can be started while one is stuck");
                 self.return_to_stuck()
             }
         }

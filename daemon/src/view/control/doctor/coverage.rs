@@ -138,7 +138,7 @@ fn blocked_finding(blocked: &Blocked, now_ns: u64) -> (String, &'static str) {
         100 => "no GPU is visible to the program: compare nvidia-smi with CUDA_VISIBLE_DEVICES",
         15 | 999 => {
             "use a libcupti that is not newer than the driver: nvidia-cuda-cupti of the CUDA version that nvidia-smi shows, \
-             or GPUMEM_CUPTI_PATH; the agent retries"
+             or the one in GPUMEM_CUPTI_PATH; the agent retries"
         }
         23 => "end the other profiler or debugger; the agent then subscribes again",
         35 => {
