@@ -517,7 +517,7 @@ fn doctor_reads_this_shell_too() {
     let text = told("GPUMEM_DISABLE", "1");
     assert!(line(&text, "warn", "agent.environment").starts_with("GPUMEM_DISABLE: is set here"), "{text}");
     let text = told("CUDA_INJECTION64_PATH", "/nonexistent/libgpumem.so");
-    assert!(line(&text, "BAD", "agent.environment").contains("which is not there"), "{text}");
+    assert!(line(&text, "BAD", "agent.environment").contains("which does not exist"), "{text}");
     let text = told("CUDA_INJECTION64_PATH", "/bin/sh");
     assert!(line(&text, "ok", "agent.environment").contains("names another tool"), "{text}");
     let text = told("GPUMEM_RECORD", "/tmp/x.%p");

@@ -181,16 +181,16 @@ fn what_does_not_add_up_is_refused_and_what_is_odd_is_survived() {
     assert!(folder.read(&forged(&body(&small()))).is_ok(), "who it is from is not needed");
     type Damage = fn(&mut Run);
     let wrong: [(&str, Damage); 8] = [
-        ("beyond the 2 there are", |run| run.devices[0].peak.amounts[1].0 = 99),
+        ("does not exist; there are 2", |run| run.devices[0].peak.amounts[1].0 = 99),
         ("do not add up", |run| run.devices[0].peak.tracked_bytes = Some(8)),
         ("do not add up", |run| run.devices[0].last.amounts = vec![(0, 3), (0, 4)].into()),
         ("larger than any memory", |run| run.devices[0].last.amounts[0].1 = i64::MAX),
         ("larger than any memory", |run| run.devices[0].last.untrackable_bytes = Some(i64::MIN)),
-        ("beyond the 2 there are", |run| {
+        ("does not exist; there are 2", |run| {
             run.devices[0].details.timeline.points =
                 vec![gpumem_model::timeline::Point { amounts: vec![(2, 1)].into(), ..Default::default() }];
         }),
-        ("beyond the 2 there are", |run| {
+        ("does not exist; there are 2", |run| {
             run.devices[0].details.ooms =
                 vec![gpumem_model::run::Oom { amounts: vec![(7, 1)].into(), ..Default::default() }];
         }),
@@ -267,7 +267,7 @@ fn hostile_files_cost_little() {
         &vec![b'x'; 1 << 20],
     ]
     .concat();
-    refused(&endless, "first line is not whole");
+    refused(&endless, "first line is incomplete");
     // Claims ten gigabytes that do not follow.
     let path = folder.0.join("sparse");
     fs::write(&path, b"{\"format\":\"gpumem-run\",\"version\":1,\"bytes\":60000000,\"checks\":[]}\n")

@@ -97,7 +97,7 @@ fn daemon_accepts_the_configuration_of_its_pod() {
     let file = root().join("config/kubernetes/base/gpumemd.toml");
     let text =
         output_of(Command::new(programs().ours.join("gpumemd")).args(["--check", "--config"]).arg(file));
-    assert!(text.contains("is right"), "{text}");
+    assert!(text.contains("is valid"), "{text}");
 }
 
 /// `UPDATE_GOLDEN=1` updates it.
