@@ -298,7 +298,7 @@ fn a_bundle_holds_no_secret() {
     let before = std::fs::read(&archive).expect("read");
     let again = ask(&archive);
     assert!(
-        !again.status.success() && String::from_utf8_lossy(&again.stderr).contains("there already"),
+        !again.status.success() && String::from_utf8_lossy(&again.stderr).contains("exists already"),
         "{again:?}"
     );
     assert_eq!(std::fs::read(&archive).expect("read"), before);
