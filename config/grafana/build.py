@@ -169,6 +169,19 @@ def processes(board, limit=None):
     link_to_process(panel)
 
 
+def findings(board):
+    """The table of findings about processes."""
+    labels = "instance, gpu, pid, user, comm, severity, kind"
+    panel = board.table(
+        "Findings",
+        "Conclusions about processes with an agent, with the bytes that they explain. growth: memory that is not released. unused_pool: memory that the allocator caches. Empty if nothing is wrong; gpumemctl report PID explains each.",
+        [query(f"sum by ({labels}) ({named(f'gpumem_process_finding{{{OF}}}', 'user', 'comm')})", table=True)],
+        "bytes",
+        ["bytes"],
+    )
+    link_to_process(panel)
+
+
 def node():
     board = Dashboard("node", variables())
     board.stat("GPUs", "Devices reported by NVML.", f"count(gpumem_device_info{{{OF}}})", "none")
@@ -187,6 +200,7 @@ def node():
         f"sum(increase(gpumem_device_ooms_total{{{OF}}}[$__range]))",
         "none",
     )
+    findings(board)
     board.lines(
         "Used by device",
         "Maximum of each minute, including samples between scrapes.",
@@ -214,6 +228,13 @@ def node():
         stacked=True,
     )
     processes(board)
+    board.lines(
+        "Growth of processes",
+        "Memory that each process added in the last 45 minutes, if it grew in each of three 15-minute intervals. Processes without an agent are included.",
+        [query(named(f"pid:gpumem_process_used_bytes:growth45m{{{OF}}}", "user", "comm"), "GPU {{gpu}}: {{comm}} {{pid}} {{user}}")],
+        "bytes",
+        24,
+    )
     board.lines(
         "Tracked by category",
         "All processes with an agent. [metrics] rules defines the categories.",
@@ -262,6 +283,13 @@ def process():
         "none",
         ["set"],
         8,
+    )
+    board.lines(
+        "Findings",
+        "Bytes that each finding about the process explains. A line begins when the finding is first made. gpumemctl report PID names the modules.",
+        [query(f"sum by (gpu, kind, severity) (gpumem_process_finding{{{of}}})", "GPU {{gpu}}: {{kind}} ({{severity}})")],
+        "bytes",
+        24,
     )
     board.lines(
         "Used",
@@ -363,6 +391,7 @@ def fleet():
         stacked=True,
     )
     ranks = f'gpumem_process_used_bytes{{{OF}}} * on (job, instance, pid, start) group_left (job_name, rank) gpumem_process_info{{{OF}, job_name=~"$job_name"}}'
+    findings(board)
     board.lines(
         "Largest rank of each job, relative to the mean",
         "1 means balanced. gpumemctl job ID --prometheus URL shows which rank, and why.",

@@ -23,12 +23,12 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Show where the memory of NVIDIA GPUs goes
+/// Show where the memory of NVIDIA GPUs goes; without a command: who holds it now, and what is wrong
 #[derive(Debug, Parser)]
 #[command(name = "gpumemctl", version, max_term_width = 100, after_help = crate::exit::HELP)]
 pub(crate) struct Cli {
     #[command(subcommand)]
-    pub command: Command,
+    pub command: Option<Command>,
 }
 
 #[derive(Debug, Subcommand)]

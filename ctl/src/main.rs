@@ -25,7 +25,7 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     ExitCode::from(match args::Cli::from_process() {
-        Ok(cli) => run(cli.command).unwrap_or_else(|error| match output::is_broken_pipe(&error) {
+        Ok(cli) => run(cli).unwrap_or_else(|error| match output::is_broken_pipe(&error) {
             true => exit::OK, // the reader closed the pipe early
             false => output::print_error(&error),
         }),
@@ -42,8 +42,9 @@ fn main() -> ExitCode {
     })
 }
 
-/// Runs a command. Returns its exit code.
-fn run(command: args::Command) -> anyhow::Result<u8> {
+/// Runs a command, or prints the overview of the node without one. Returns the exit code.
+fn run(cli: args::Cli) -> anyhow::Result<u8> {
+    let Some(command) = cli.command else { return command::node::run().map(|()| exit::OK) };
     match command {
         args::Command::Run(run) => return command::run::run(&run),
         args::Command::Doctor(doctor) => return command::doctor::run(&doctor),

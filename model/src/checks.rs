@@ -115,6 +115,7 @@ checks! {
     ProcessOdd = "process.odd", "records that contradict each other: a forged agent, or a fault of gpumem";
     ProcessNames = "process.names", "the sources of names for the process's memory, and those that do not work";
     ProcessBytes = "process.bytes", "why NVML reports no bytes for the process";
+    ProcessMemory = "process.memory", "what the process's memory shows: growth, unused pool memory, failed requests";
     ProcessMps = "process.mps", "an MPS server, in which the agent is silent";
 }
 

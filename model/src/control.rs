@@ -36,6 +36,32 @@ pub struct Ps {
     /// Processes that report memory on devices that NVML, although it answers, does not list.
     #[serde(default)]
     pub claims: Vec<ClaimRow>,
+    /// Findings on the processes whose memory the caller may see, the most important first. They are at most a few seconds old.
+    #[serde(default)]
+    pub findings: Vec<ProcessFinding>,
+}
+
+/// A conclusion about the memory of a live process. The report's JSON has the same ones in `findings`.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub struct ProcessFinding {
+    pub pid: u32,
+    /// Start time of the process in clock ticks since boot.
+    pub start_ticks: u64,
+    /// Index in [`Ps::devices`]; absent if the finding is about the whole process.
+    pub device: Option<usize>,
+    /// Such as `growth`; docs/report-json.md lists the kinds.
+    pub kind: String,
+    /// `critical`, `warning` or `note`.
+    pub severity: String,
+    pub bytes: i64,
+    /// Fraction (0 to 1) that `bytes` are of the process's used bytes.
+    pub share: f64,
+    pub confidence: Option<f64>,
+    /// Seconds until growth has used up the free bytes of the device.
+    pub full_in_s: Option<u64>,
+    /// The finding as a sentence.
+    pub text: String,
 }
 
 /// Memory that a process reports on devices that the machine does not have.

@@ -1,6 +1,7 @@
-//! Summary of a job that ended, in at most five lines, for the terminal in which it ran.
+//! Summary of a job that ended, with its verdict, in at most eight lines, for the terminal in which it ran.
 
 use super::{Report, apportioned, folded_parts, ooms, ranked_parts, sum_of};
+use crate::findings::{Findings, text};
 use crate::labels::{device_title, label};
 use crate::lines::{count_processes, flags, in_brackets};
 use crate::rules::Groupings;
@@ -23,7 +24,10 @@ const NAMED: (usize, usize) = (3, 2);
 /// Maximum number of devices shown.
 const DEVICES: usize = 3;
 
-/// Returns at most five lines; the last one suggests the next command. `job` is the argument of `gpumemctl report` that selects
+/// Maximum number of lines of the verdict.
+const VERDICTS: usize = 3;
+
+/// Returns at most eight lines; the last one suggests the next command. `job` is the argument of `gpumemctl report` that selects
 /// the job.
 pub fn brief(ended: &[EndedRun<'_>], job: &str) -> Vec<String> {
     let reports = ended.iter().map(|ended| Report::new(ended.run, Groupings::of_run(ended.run), None));
@@ -37,6 +41,7 @@ pub fn brief(ended: &[EndedRun<'_>], job: &str) -> Vec<String> {
         [(report, device)] => one_device(report, device),
         _ => several_devices(ended.len(), &devices),
     };
+    lines.splice(1..1, verdict(&reports));
     let next = match ended {
         [] => return lines,
         [one] => one.id.map_or_else(|| one.run.process.pid.to_string(), escape),
@@ -45,6 +50,36 @@ pub fn brief(ended: &[EndedRun<'_>], job: &str) -> Vec<String> {
     let has_oom = ended.iter().any(|ended| ooms(ended.run).any(|(_, oom)| oom.is_out_of_memory()));
     let what = if has_oom { "oom" } else { "report" };
     lines.push(format!("next: gpumemctl {what} {next}"));
+    lines
+}
+
+/// Returns how memory ran out and the findings, or that there is no problem. In a job with several processes, those with a problem
+/// are named.
+fn verdict(reports: &[Report<'_>]) -> Vec<String> {
+    if let [report] = reports {
+        let mut lines = text::lines(report);
+        lines.truncate(VERDICTS);
+        return lines;
+    }
+    let found: Vec<(&Report<'_>, Findings)> =
+        reports.iter().map(|report| (report, Findings::of(report))).collect();
+    let mut lines = Vec::new();
+    for (report, conclusions) in found.iter().filter(|(_, found)| text::has_problem(found)) {
+        let outcome = text::outcome(report, conclusions);
+        let line = outcome.into_iter().chain(text::list(report, conclusions)).next();
+        lines.extend(line.map(|line| format!("pid {}: {line}", report.run.process.pid)));
+    }
+    let more = lines.len().saturating_sub(VERDICTS);
+    lines.truncate(VERDICTS);
+    if let (Some(last), 1..) = (lines.last_mut(), more) {
+        *last += &format!("; {} more with a problem", count_processes(more));
+    }
+    if lines.is_empty()
+        && !found.is_empty()
+        && found.iter().all(|(report, found)| !text::list(report, found).is_empty())
+    {
+        lines.push("no problem found".to_owned());
+    }
     lines
 }
 
@@ -65,14 +100,7 @@ fn one_device(report: &Report<'_>, device: &Device) -> Vec<String> {
         return vec![head, format!("{}; highest value of NVML: {used}", why_untracked(run))];
     };
     let at = times.time(peak.time_ns);
-    let (parts, idle) = composition(report, peak, unit, NAMED.0);
-    let idle = match idle {
-        0 => "no idle memory in pools then".to_owned(),
-        idle => {
-            let share = 100.0 * idle as f64 / tracked.max(1) as f64;
-            format!("of it idle in pools {} ({share:.0} %)", unit.amount_with_name(idle))
-        }
-    };
+    let parts = composition(report, peak, unit, NAMED.0);
     let gap = match (peak.untrackable_bytes, peak.used_bytes()) {
         (Some(gap), Some(used)) => {
             let near = if peak.gap_distance_ns == 0 { "" } else { "~" };
@@ -87,7 +115,7 @@ fn one_device(report: &Report<'_>, device: &Device) -> Vec<String> {
     if tracked == 0 && peak.amounts.is_empty() {
         return vec![head, "nothing was tracked".to_owned(), gap];
     }
-    vec![head, format!("peak of tracked {} at {at}: {parts}", unit.amount_with_name(tracked)), idle, gap]
+    vec![head, format!("peak of tracked {} at {at}: {parts}", unit.amount_with_name(tracked)), gap]
 }
 
 /// Returns the reason why no memory of the process is tracked.
@@ -117,7 +145,7 @@ fn several_devices(processes: usize, devices: &[(&Report<'_>, &Device)]) -> Vec<
         let what = match peak.tracked_bytes {
             None => why_untracked(run).to_owned(),
             Some(tracked) => {
-                let (parts, _) = composition(report, peak, unit, NAMED.1);
+                let parts = composition(report, peak, unit, NAMED.1);
                 let gap = peak.untrackable_bytes.map_or("not known".to_owned(), |bytes| unit.amount(bytes));
                 format!("{}: {parts}; Untrackable {gap}", unit.amount(tracked))
             }
@@ -127,9 +155,8 @@ fn several_devices(processes: usize, devices: &[(&Report<'_>, &Device)]) -> Vec<
     lines
 }
 
-/// Returns the largest categories, the sum of the others, and idle memory, as text that adds up to `tracked` as printed. The
-/// number is the idle bytes.
-fn composition(report: &Report<'_>, moment: &Moment, unit: Unit, named: usize) -> (String, i64) {
+/// Returns the largest categories, the sum of the others, and idle memory, as text that adds up to `tracked` as printed.
+fn composition(report: &Report<'_>, moment: &Moment, unit: Unit, named: usize) -> String {
     let composition = report.composition(moment, report.by);
     let pool_idle = composition.pool_idle;
     let parts = ranked_parts(composition.busy_parts(report.by));
@@ -140,7 +167,7 @@ fn composition(report: &Report<'_>, moment: &Moment, unit: Unit, named: usize) -
     let parts = apportioned(unit, unit.round(sum_of(&parts)), &parts);
     let parts: Vec<String> =
         parts.iter().map(|(name, amount)| format!("{} {amount}", escape(name))).collect();
-    (parts.join(" + "), pool_idle)
+    parts.join(" + ")
 }
 
 fn end(run: &Run) -> String {
@@ -190,10 +217,10 @@ mod tests {
     }
 
     #[test]
-    fn one_device_is_five_lines_that_add_up() {
+    fn one_device_has_lines_that_add_up() {
         let mut run = run();
         let lines = told(&[&run]);
-        assert_eq!(lines.len(), 5, "{lines:#?}");
+        assert_eq!(lines.len(), 4, "an imported run has no verdict: {lines:#?}");
         adds_up(&lines[1], "298.5");
         let idle = Cell { class: Class::PoolIdle, tag: None, ..run.cells[0].clone() };
         run.devices[0].peak.amounts.push((run.cells.len() as u32, 100 << 20));
@@ -202,13 +229,15 @@ mod tests {
         *tracked = tracked.map(|bytes| bytes + (100 << 20));
         let lines = told(&[&run]);
         adds_up(&lines[1], "398.5");
-        assert!(lines[1].ends_with(" + idle 100.0") && lines[2].contains(" 100.0 MiB (25 %)"), "{lines:#?}");
-        assert_eq!(lines[4], format!("next: gpumemctl report {}", run.process.pid));
+        assert!(lines[1].ends_with(" + idle 100.0"), "{lines:#?}");
+        assert_eq!(lines[3], format!("next: gpumemctl report {}", run.process.pid));
         run.devices[0]
             .details
             .ooms
             .push(gpumem_model::run::Oom { kind: gpumem_model::run::OomKind::Pool, ..Default::default() });
-        assert_eq!(told(&[&run])[4], format!("next: gpumemctl oom {}", run.process.pid));
+        let lines = told(&[&run]);
+        assert!(lines[1].starts_with("memory ran out at "), "the verdict comes first: {lines:#?}");
+        assert_eq!(lines[lines.len() - 1], format!("next: gpumemctl oom {}", run.process.pid));
         run.coverage.late = true;
         run.coverage.partial_history = true;
         assert!(told(&[&run])[0].ends_with("  (late, partial)"));
@@ -219,7 +248,7 @@ mod tests {
         let mut run = run();
         run.devices[0].peak.untrackable_bytes = None;
         run.devices[0].last.used_absence = Some("no permission".into());
-        assert_eq!(told(&[&run])[3], "Untrackable is unknown: NVML reports no permission");
+        assert_eq!(told(&[&run])[2], "Untrackable is unknown: NVML reports no permission");
         run.devices[0].peak.tracked_bytes = None;
         run.devices[0].peak_used = Some((5 << 20, 7));
         let lines = told(&[&run]);

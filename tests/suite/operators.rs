@@ -221,9 +221,12 @@ impl Node {
             for panel in board["panels"].as_array().expect("panels") {
                 for target in panel["targets"].as_array().expect("targets") {
                     let query = fill(target["expr"].as_str().expect("a query"), &values);
+                    // Findings and growth exist only while a process grows.
+                    let may_be_empty =
+                        ["gpumem_process_finding", ":growth45m"].iter().any(|of| query.contains(of));
                     until(40, &format!("{name}, {}: {query}", panel["title"]), || {
                         let series = self.server.query(&query);
-                        series.iter().any(|(_, value)| value.is_finite()).then_some(())
+                        (may_be_empty || series.iter().any(|(_, value)| value.is_finite())).then_some(())
                     });
                     count += 1;
                 }

@@ -68,6 +68,7 @@ mod tests {
             devices: vec![DeviceRow::default()],
             processes: vec![ProcessRow::default()],
             claims: vec![ClaimRow::default()],
+            ..Ps::default()
         };
         let value = serde_json::to_value(&listed).expect("JSON");
         let rows =

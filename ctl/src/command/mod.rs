@@ -6,6 +6,7 @@ pub(crate) mod explain;
 pub(crate) mod generate;
 pub(crate) mod import;
 pub(crate) mod job;
+pub(crate) mod node;
 pub(crate) mod ps;
 pub(crate) mod report;
 pub(crate) mod requests;

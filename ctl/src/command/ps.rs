@@ -36,6 +36,8 @@ pub(super) fn only(ps: &mut Ps, name: &str) -> Result<()> {
     ps.processes.retain(|process| process.device == index);
     ps.processes.iter_mut().for_each(|process| process.device = 0);
     ps.claims.clear();
+    ps.findings.retain(|finding| finding.device == Some(index));
+    ps.findings.iter_mut().for_each(|finding| finding.device = Some(0));
     ps.devices = vec![ps.devices.swap_remove(index)];
     Ok(())
 }

@@ -4,6 +4,7 @@
 //! ```text
 //! write_queue    runs that wait to be written
 //! earlier_run    position of a run in the store, which an earlier daemon may have started
+//! live_findings  findings of live processes
 //! join_runs      joins a stored run with this daemon's run of the same process
 //! damaged_store  distinguishes a damaged store from a disk problem, and replaces it
 //! retention      deletes old runs, a few at a time
@@ -12,9 +13,11 @@
 mod damaged_store;
 mod earlier_run;
 mod join_runs;
+mod live_findings;
 mod retention;
 mod write_queue;
 
+pub(crate) use live_findings::LiveFindings;
 pub(crate) use retention::{Doubt, Retention};
 pub(crate) use write_queue::Room;
 
@@ -142,6 +145,7 @@ struct Shared {
     status: Mutex<Status>,
     queue: Mutex<WriteQueue>,
     backlog: Mutex<LedgerBacklog>,
+    findings: LiveFindings,
     /// Time at which the thread started an operation that waits for the disk; `None` if it is in none.
     busy_since: Mutex<Option<Instant>>,
     stats: Arc<Stats>,
@@ -185,6 +189,7 @@ impl RunWriter {
             status: Mutex::new(Status { path: path.clone(), up: true, ..Status::default() }),
             queue: Mutex::new(WriteQueue::new(BYTES)),
             backlog: Mutex::default(),
+            findings: LiveFindings::default(),
             busy_since: Mutex::default(),
             stats,
         });
@@ -288,6 +293,12 @@ impl RunWriter {
     fn stuck(&self) -> Option<Duration> {
         let since = (*lock(&self.shared.busy_since))?;
         Some(since.elapsed()).filter(|time| *time >= STUCK)
+    }
+
+    /// Returns the findings of live processes. They are made when a run is written, so they are as old as the last checkpoint; while
+    /// the store fails, they are made at each attempt to write.
+    pub(crate) fn findings(&self) -> &LiveFindings {
+        &self.shared.findings
     }
 
     /// Returns the state of the store and of the queue.
@@ -452,6 +463,10 @@ impl WriterThread {
     /// Writes the waiting runs until all are written or an error occurs.
     fn write_all(&mut self) {
         let result = self.try_write_all();
+        if result.is_err() {
+            let waiting: Vec<Arc<QueuedRun>> = lock(&self.shared.queue).runs().cloned().collect();
+            waiting.iter().for_each(|queued| self.shared.findings.update(&queued.run));
+        }
         let mut status = lock(&self.shared.status);
         match result {
             Ok(()) => {
@@ -519,6 +534,8 @@ impl WriterThread {
                 }
                 Err(error) => return Err(error),
             }
+            let joined = open.earlier.joined(&first.run);
+            self.shared.findings.update(joined.as_ref().unwrap_or(&first.run));
             lock(&self.shared.queue).finish_write(&first);
             self.set_busy();
             if first.is_final {

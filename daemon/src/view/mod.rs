@@ -2,6 +2,7 @@
 //! and waits for none.
 
 pub mod control;
+mod findings;
 pub(crate) mod http;
 pub mod page;
 pub mod prometheus;

@@ -11,7 +11,7 @@ use crate::rules::NO_TAG;
 use crate::{GroupBy, Report, most_used, sum, sum_of, sums};
 use gpumem_model::escape::escape;
 use gpumem_model::names::Named;
-use gpumem_model::run::{Class, Device, Oom};
+use gpumem_model::run::{Class, Device, Oom, State};
 use gpumem_model::timeline::Point;
 use gpumem_model::units::plural;
 use gpumem_wire::Role;
@@ -33,6 +33,10 @@ const LEAST_SECONDS: f64 = 3.0;
 const MOST_POINTS: usize = 64;
 /// Growth over time is reported in place of growth by steps only if it is this many times larger.
 const CLEARLY_LARGER: f64 = 1.5;
+/// Minimum confidence of growth for a forecast.
+const CERTAIN: f64 = 0.99;
+/// Longest time in seconds for which a forecast is made: 30 days.
+const LONGEST_FORECAST_S: f64 = 30.0 * 86_400.0;
 
 /// Growth of one device.
 #[derive(Debug, Clone, PartialEq)]
@@ -44,6 +48,8 @@ pub(super) struct Growth {
     /// Number of steps, periods or seconds (see `axis`) for which the memory grew.
     over: u64,
     confidence: f64,
+    /// Time for which the memory grew, until now (ns); `None` if the growth may have ended.
+    lasted_ns: Option<u64>,
     /// Tags that grow, and the bytes by which they grew; the largest first.
     names: Vec<(String, i64)>,
     /// The data structure (category) that grows most.
@@ -52,6 +58,8 @@ pub(super) struct Growth {
 
 /// Memory of a device over time. Each series has one amount in bytes for each of `positions`.
 struct Course<'r> {
+    /// Time of each point (ns).
+    times_ns: Vec<u64>,
     /// For each point: the number of the step or period, or the time in seconds.
     positions: Vec<f64>,
     /// The sum of all memory that is judged.
@@ -88,9 +96,9 @@ fn most_used_until(device: &Device, oom: Option<&Oom>) -> i64 {
 }
 
 impl<'r> Course<'r> {
-    fn new(positions: Vec<f64>) -> Self {
+    fn new(times_ns: Vec<u64>, positions: Vec<f64>) -> Self {
         let whole = vec![0; positions.len()];
-        Course { positions, whole, tags: BTreeMap::new(), structures: BTreeMap::new() }
+        Course { times_ns, positions, whole, tags: BTreeMap::new(), structures: BTreeMap::new() }
     }
 
     /// Adds the bytes of a cell (memory with one tag, role and so on) at the point with index `at`.
@@ -111,7 +119,9 @@ impl<'r> Course<'r> {
         if points.axis == Axis::Minute || points.points.is_empty() {
             return None;
         }
-        let mut course = Course::new(points.points.iter().map(|(index, _)| *index as f64).collect());
+        let (positions, times_ns) =
+            points.points.iter().map(|(index, time_ns)| (*index as f64, time_ns)).unzip();
+        let mut course = Course::new(times_ns, positions);
         course.whole.clone_from(&points.named);
         for (cell, amounts) in &points.cells {
             for (at, bytes) in amounts.iter().enumerate().take(course.positions.len()) {
@@ -131,7 +141,9 @@ impl<'r> Course<'r> {
             points.chunks(points.len().div_ceil(MOST_POINTS).max(1)).filter_map(fullest).collect();
         let first_ns = points.first()?.time_ns;
         let seconds = |time_ns: u64| time_ns.saturating_sub(first_ns) as f64 / 1e9;
-        let mut course = Course::new(points.iter().map(|point| seconds(point.time_ns)).collect());
+        let (times_ns, positions) =
+            points.iter().map(|point| (point.time_ns, seconds(point.time_ns))).unzip();
+        let mut course = Course::new(times_ns, positions);
         for (at, point) in points.iter().enumerate() {
             for &(cell, bytes) in &point.amounts {
                 let counts = report.cell(cell).is_some_and(|cell| {
@@ -184,6 +196,7 @@ impl<'r> Course<'r> {
         };
         let structure = added(&self.structures).into_iter().max_by_key(|(_, bytes)| *bytes);
         Some(Growth {
+            lasted_ns: self.lasted_ns(&judgement),
             bytes,
             axis,
             over: over(&judgement)?,
@@ -191,6 +204,14 @@ impl<'r> Course<'r> {
             names: largest(added(&self.tags), bytes),
             structure: structure.map(|(name, _)| name),
         })
+    }
+
+    /// Returns the time between the first and the last point that `judgement` covers; `None` if later points exist.
+    fn lasted_ns(&self, judgement: &Judgement) -> Option<u64> {
+        let (first, last) = judgement.span?;
+        let first = self.positions.iter().position(|position| *position >= first)?;
+        (self.positions.last() <= Some(&last))
+            .then(|| self.times_ns.last()?.checked_sub(*self.times_ns.get(first)?))?
     }
 
     /// Returns the number of bytes by which an amount grew during the time that `judgement` covers.
@@ -224,6 +245,15 @@ fn largest(mut names: Vec<(String, i64)>, bytes: i64) -> Vec<(String, i64)> {
 }
 
 impl Growth {
+    /// Returns the number of seconds until the free bytes of the device are used up at this rate. `None` if the growth is
+    /// uncertain or may have ended, or if the device would not be full within [`LONGEST_FORECAST_S`].
+    fn full_in_s(&self, device: &Device) -> Option<u64> {
+        let free = device.reading?.free_bytes as f64;
+        let seconds = self.lasted_ns.filter(|_| self.confidence >= CERTAIN)? as f64 / 1e9;
+        let full_in_s = free * seconds / self.bytes.max(1) as f64;
+        (full_in_s <= LONGEST_FORECAST_S).then_some(full_in_s as u64)
+    }
+
     /// Returns the growth as a finding. `used` is the number of bytes that the process used.
     pub fn finding(self, device: &Device, used: i64, severity: Severity) -> Finding {
         let rate = self.bytes as f64 / self.over.max(1) as f64;
@@ -253,8 +283,13 @@ impl Growth {
     }
 }
 
-/// Returns the finding on growth in a run that did not run out of memory.
+/// Returns the finding on growth in a run that did not run out of memory. For a live process, it has the time until the device is
+/// full.
 pub(super) fn finding(report: &Report<'_>, device: &Device) -> Option<Finding> {
     let growth = growth(report, device, None)?;
-    Some(growth.finding(device, most_used_until(device, None), Severity::Warning))
+    let full_in_s = (report.run.state == State::Open).then(|| growth.full_in_s(device)).flatten();
+    let mut finding = growth.finding(device, most_used_until(device, None), Severity::Warning);
+    finding.full_in_s = full_in_s;
+    finding.what.extend(finding.forecast().map(|forecast| format!("; {forecast}")));
+    Some(finding)
 }

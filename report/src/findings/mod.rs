@@ -76,6 +76,8 @@ pub struct Finding {
     pub share: f64,
     /// Confidence of the statistical test, 0 to 1; `None` if no test was needed.
     pub confidence: Option<f64>,
+    /// For growth of a live process: seconds until the free bytes of the device are used up at this rate.
+    pub full_in_s: Option<u64>,
     pub what: String,
     /// Tags or categories with the most of `bytes`, and their bytes; the largest first.
     pub names: Vec<(String, i64)>,
@@ -102,12 +104,59 @@ impl Finding {
             bytes,
             share: bytes as f64 / used.max(1) as f64,
             confidence: None,
+            full_in_s: None,
             what,
             names: Vec::new(),
             structure: None,
             advice: None,
         }
     }
+}
+
+impl Finding {
+    /// Returns the sentence on the finding, with the recommended change in brackets.
+    pub fn sentence(&self) -> String {
+        let advice = self.advice.as_ref().map(|advice| format!(" ({advice})")).unwrap_or_default();
+        format!("{}{advice}", self.what)
+    }
+
+    /// Returns a sentence without names that the program or another process chose, for readers who may not see them.
+    pub fn anonymous_sentence(&self) -> String {
+        let kind = self.kind.name().replace('_', " ");
+        let share = 100.0 * self.share;
+        let forecast = self.forecast().map(|forecast| format!("; {forecast}")).unwrap_or_default();
+        format!("{kind}: {} MiB, {share:.0} % of the process's memory{forecast}", mib(self.bytes))
+    }
+
+    fn forecast(&self) -> Option<String> {
+        let seconds = self.full_in_s?;
+        let time = match seconds {
+            0..120 => format!("{seconds} s"),
+            120..7_200 => format!("{} min", seconds / 60),
+            7_200..172_800 => format!("{} hours", seconds / 3_600),
+            _ => format!("{} days", seconds / 86_400),
+        };
+        Some(format!("the GPU is full in {time}"))
+    }
+}
+
+impl Kind {
+    /// Returns the kind's name in JSON and metrics.
+    pub fn name(self) -> String {
+        encoded(self)
+    }
+}
+
+impl Severity {
+    /// Returns the name in JSON and metrics.
+    pub fn name(self) -> String {
+        encoded(self)
+    }
+}
+
+/// Returns the name of an enum's value in JSON.
+fn encoded(value: impl Serialize) -> String {
+    serde_json::to_value(value).ok().and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
 }
 
 /// Formats bytes in whole MiB, with thousands separators.
@@ -220,8 +269,43 @@ fn losses(report: &Report<'_>) -> Option<Finding> {
 mod tests {
     use super::*;
     use crate::rules::Groupings;
-    use gpumem_model::run::{Amounts, Cell, Holder, OomDevice, OomKind};
+    use gpumem_model::growth::Axis;
+    use gpumem_model::run::{Amounts, Cell, DeviceReading, Holder, OomDevice, OomKind, Run};
     use gpumem_model::timeline::Point;
+
+    #[test]
+    fn live_leak_has_the_time_until_the_device_is_full() {
+        const STEP: i64 = 64 << 20;
+        let log = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/small-train.log");
+        let mut run = gpumem_import::read_file(&log, None).expect("a log").remove(0);
+        run.state = State::Open;
+        run.cells = vec![Cell { tag: Some("decoder".into()), ..run.cells[0].clone() }];
+        let device = &mut run.devices[0];
+        let free_bytes = (STEP * 41 * 60) as u64;
+        device.reading = Some(DeviceReading {
+            time_ns: 0,
+            used_bytes: 0,
+            free_bytes,
+            system_reserved_bytes: None,
+            unified: false,
+        });
+        device.details.timeline.points.clear();
+        let growth = &mut device.details.growth;
+        (growth.axis, growth.stride) = (Axis::Step, 1);
+        growth.points = (0..60).map(|step| (step, step * 1_000_000_000)).collect();
+        growth.named = (0..60).map(|step| step * STEP).collect();
+        growth.cells = vec![(0, growth.named.clone())];
+        let found = |run: &Run| {
+            let report = Report::new(run, Groupings::default(), None);
+            Findings::of(&report).findings.remove(0)
+        };
+        let live = found(&run);
+        assert_eq!((live.kind, live.full_in_s), (Kind::Growth, Some(41 * 60)), "{live:?}");
+        assert!(live.sentence().ends_with("; the GPU is full in 41 min"), "{live:?}");
+        assert!(live.what.contains("decoder") && !live.anonymous_sentence().contains("decoder"));
+        run.state = State::Closed { time_ns: 0, status: None };
+        assert_eq!(found(&run).full_in_s, None, "an ended process fills nothing");
+    }
 
     /// The amounts and times of a damaged store may have any value.
     #[test]

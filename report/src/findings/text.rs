@@ -20,16 +20,21 @@ pub(crate) fn list(report: &Report<'_>, conclusions: &Findings) -> Vec<String> {
     // Missing records are left out here, because separate lines of the report list them.
     let findings = conclusions.findings.iter().filter(|finding| finding.kind != Kind::Losses);
     let line = |(number, finding): (usize, &Finding)| {
-        let advice = finding.advice.as_ref().map(|advice| format!(" ({advice})")).unwrap_or_default();
         let device = finding.device.filter(|_| report.run.devices.len() > 1);
         let device = device.map(|ordinal| format!("GPU {ordinal}: ")).unwrap_or_default();
-        format!("{number}. {device}{}{advice}", finding.what)
+        format!("{number}. {device}{}", finding.sentence())
     };
     let mut lines: Vec<String> = (1..).zip(findings).map(line).collect();
     if lines.is_empty() && matches!(conclusions.outcome, Outcome::Ended | Outcome::Running) {
         lines.extend(no_problem(report));
     }
     lines
+}
+
+/// Returns whether memory ran out or there is a finding beside missing records.
+pub(crate) fn has_problem(conclusions: &Findings) -> bool {
+    let has_finding = conclusions.findings.iter().any(|finding| finding.kind != Kind::Losses);
+    has_finding || !matches!(conclusions.outcome, Outcome::Ended | Outcome::Running)
 }
 
 /// Returns the sentence that memory ran out; `None` if it did not.

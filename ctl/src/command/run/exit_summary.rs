@@ -1,4 +1,4 @@
-//! The summary after the command has ended: five lines, or one if no GPU was used.
+//! The summary after the command has ended: the verdict and the peak, or one line if no GPU was used.
 
 use super::{Listener, Notes};
 use crate::args::{Run, quoted_suffix};

@@ -1,4 +1,4 @@
-//! `gpumemctl run -- CMD`: runs the command unchanged, and prints five lines when it has ended.
+//! `gpumemctl run -- CMD`: runs the command unchanged, and prints a summary with the verdict when it has ended.
 //!
 //! The command runs even if no daemon can be started or no agent is found. One line on standard error then gives the reason.
 //! gpumemctl itself uses neither standard input nor standard output.

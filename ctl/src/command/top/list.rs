@@ -10,10 +10,10 @@ use std::collections::{HashMap, VecDeque};
 /// Sort order of the rows; the number is the column in [`ps::HEADS`](crate::command::ps::HEADS).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Order {
-    /// By device, the largest process first. The daemon sends the rows in this order.
     #[default]
-    Device = 0,
     Used = 4,
+    /// By device, the largest process first. The daemon sends the rows in this order.
+    Device = 0,
     Tracked = 5,
     Idle = 6,
     Gap = 7,
@@ -25,7 +25,7 @@ impl Order {
     /// Returns the next order. Their cycle is that of the enum.
     fn next(self) -> Order {
         use Order::*;
-        let cycle = [Device, Used, Tracked, Idle, Gap, User, Pid];
+        let cycle = [Used, Tracked, Idle, Gap, User, Pid, Device];
         let index = cycle.iter().position(|order| *order == self).unwrap_or(0);
         cycle[(index + 1) % cycle.len()]
     }

@@ -28,6 +28,7 @@ use crate::client::Daemon;
 use crate::output::{print, size, unicode};
 use anyhow::{Result, anyhow};
 use events::{Event, Reply};
+pub(super) use overview::device_cells;
 use screen::Screen;
 use signal_hook::consts::signal::{SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGWINCH};
 use signal_hook::low_level::{emulate_default_handler, raise};

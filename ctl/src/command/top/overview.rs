@@ -2,14 +2,21 @@
 
 use super::list::{HISTORY, List};
 use super::screen::{BLUE, CYAN, GREY, Part, RED, Screen, Style, Written, YELLOW, bar, columns, spark};
+use crate::command::node::{finding_line, is_problem};
 use crate::command::ps::{self, DeviceAmounts};
 use gpumem_model::control::{DeviceRow, ProcessRow, Ps};
 use gpumem_model::units::{Unit, plural, signed};
 use gpumem_report::text::escape;
 
-/// Returns the number of rows for all devices and processes, two rows of headings, and a row for devices that only agents report.
+/// Maximum number of findings, and of rows for each.
+const FINDINGS: usize = 3;
+const FINDING_ROWS: usize = 2;
+
+/// Returns the number of rows for all devices and processes, two rows of headings, and rows for the findings and for devices that
+/// only agents report.
 pub(crate) fn height(ps: &Ps) -> usize {
-    ps.devices.len() + ps.processes.len() + usize::from(!ps.claims.is_empty()) + 2
+    let findings = ps.findings.len().min(FINDINGS) * FINDING_ROWS + usize::from(ps.findings.len() > FINDINGS);
+    findings + ps.devices.len() + ps.processes.len() + usize::from(!ps.claims.is_empty()) + 2
 }
 
 /// Columns (indices in [`ps::HEADS`]) that a narrow terminal omits, in this order.
@@ -39,6 +46,7 @@ pub(crate) fn draw(
     (mut row, end): (usize, usize),
     is_live: bool,
 ) -> usize {
+    row = findings(screen, ps, (row, end));
     let claims = ps::claims_line(&ps.claims);
     let unit = ps::unit(ps);
     if ps.devices.is_empty() {
@@ -59,6 +67,20 @@ pub(crate) fn draw(
         row += 1;
     }
     if ps.devices.is_empty() { 0 } else { processes(screen, ps, list, unit, (row, end), is_live) }
+}
+
+/// Draws the most important findings in at most a quarter of the rows. Returns the next free row.
+fn findings(screen: &mut Screen, ps: &Ps, (mut row, end): (usize, usize)) -> usize {
+    let room = (end.saturating_sub(row) / 4 / FINDING_ROWS).clamp(1, FINDINGS);
+    for finding in ps.findings.iter().take(room) {
+        let style = if is_problem(finding) { Style::bold(YELLOW) } else { Style::PLAIN };
+        screen.put_wrapped(&mut row, &finding_line(ps, finding), FINDING_ROWS, style);
+    }
+    if ps.findings.len() > room {
+        screen.put(row, 0, &format!("{} more findings", ps.findings.len() - room), Style::DIM);
+        row += 1;
+    }
+    row
 }
 
 /// Draws the rows of `shown` devices, from index `first` on. Returns the next free row.
@@ -111,7 +133,7 @@ fn devices(
 }
 
 /// Returns index, model, used, free and size of a device.
-fn device_cells(ps: &Ps, index: usize, unit: Unit) -> [String; 5] {
+pub(crate) fn device_cells(ps: &Ps, index: usize, unit: Unit) -> [String; 5] {
     let device = &ps.devices[index];
     let amount = |bytes: Option<u64>| bytes.map_or("-".to_owned(), |bytes| unit.amount(signed(bytes)));
     let free = DeviceAmounts::of(ps, index, unit).free.map_or("-".to_owned(), |steps| unit.print(steps));

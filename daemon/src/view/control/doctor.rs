@@ -21,6 +21,7 @@ use finding::{Findings, finding, mib, why_absent};
 use gpumem_ledger::{ClosedSample, ProcessView, Snapshot};
 use gpumem_model::checks::Check;
 use gpumem_model::control::{Doctor, Finding, State};
+use gpumem_report::findings::{Kind, Severity};
 use gpumem_wire::Absence;
 use hyper::StatusCode;
 
@@ -46,6 +47,7 @@ pub(super) fn doctor(context: &ViewContext, viewer: Viewer, query: &str) -> Resu
         })?;
         check_bytes(process, snapshot, &health, &mut findings);
         coverage::check_process(process, now_ns, &mut findings);
+        check_memory(context, process, &mut findings);
     }
     findings.push(nvml_finding(&health, context.stats.started_ns, now_ns));
     gpus::check_driver(&health, &mut findings);
@@ -125,6 +127,18 @@ fn charged_too_little(sample: &ClosedSample) -> Option<(u64, u64)> {
     let lowest = u64::try_from(lowest).ok()?;
     let is_certain = !sample.torn && !sample.stale && !sample.partial;
     (is_certain && used < lowest).then_some((used, lowest))
+}
+
+/// Adds the findings on the memory of a process that `report` has, each with its recommended change.
+fn check_memory(context: &ViewContext, process: &ProcessView, findings: &mut Vec<Finding>) {
+    let mut out = Findings { subject: format!("process {}", process.key.pid), out: findings };
+    // Missing records have checks of their own.
+    let live = context.run_writer.findings().of(process.key);
+    for (_, found) in live.iter().flat_map(|live| live.iter()).filter(|(_, found)| found.kind != Kind::Losses)
+    {
+        let state = if found.severity == Severity::Note { State::Ok } else { State::Warn };
+        out.add(Check::ProcessMemory, state, found.what.as_str(), found.advice.as_deref());
+    }
 }
 
 /// Adds findings on why NVML reports no bytes of a process, or fewer than it tracks.

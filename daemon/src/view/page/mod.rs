@@ -218,7 +218,7 @@ pub(super) fn of_processes(
     health: &super::Health,
     shown: &super::ViewSettings,
 ) -> serde_json::Value {
-    node::node(published, health, shown, true)
+    node::node(published, health, shown, &crate::run_writer::LiveFindings::default(), true)
 }
 
 #[cfg(test)]

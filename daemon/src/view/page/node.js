@@ -178,11 +178,33 @@ function claimsLine({ processes, devices }) {
   return h("p", { "data-key": "claims", class: "alert" }, `${who} ${what} that NVML does not have; `, h("code", {}, "gpumemctl ps"), " lists them.");
 }
 
+// Returns the findings about processes, the most important first; a line that there is none if a process with an agent exists.
+const MOST_FINDINGS = 5;
+function findingsSection() {
+  const { findings } = node;
+  const covered = new Set(node.processes.filter(isCovered).map((process) => keyOf(process)));
+  if (findings.length === 0) {
+    return covered.size === 0 ? null : h("p", { "data-key": "findings", id: "findings", class: "soft" }, `No problem found in ${covered.size === 1 ? "1 process" : `${thousands(covered.size)} processes`} with an agent.`);
+  }
+  const rows = findings.slice(0, MOST_FINDINGS).map(({ pid, start_ticks, device: at, kind, severity, text }) => {
+    const process = node.processes.find((process) => process.pid === pid && process.start_ticks === start_ticks);
+    const device = node.devices[at];
+    const where = [device ? named(device) : null, process?.who.comm, process?.who.user].filter(Boolean).join(" · ");
+    const key = `${pid}.${start_ticks}`;
+    return h("li", { "data-key": `${key} ${at} ${kind}`, class: severity === "note" ? "soft" : "problem" },
+      h("strong", {}, severity), " ", h("a", { href: `/process/${key}${device ? "#on-" + device.name : ""}` }, `pid ${pid}`), " ", h("bdi", {}, `${where}: ${text}`));
+  });
+  const more = findings.length - rows.length;
+  return h("section", { id: "findings", "data-key": "findings", "aria-labelledby": "findings-h" },
+    h("h2", { id: "findings-h" }, `${thousands(findings.length)} ${findings.length === 1 ? "finding" : "findings"}`),
+    h("ul", {}, rows, more > 0 ? h("li", { "data-key": "more", class: "soft" }, `${thousands(more)} more`) : null));
+}
+
 function drawNode() {
   if (node === null) return;
   const all = node.devices.map(deviceOf);
   const none = h("p", { "data-key": "none" }, "No device: ", h("bdi", {}, node.nvml.reason || "NVML has none"), ". ", h("code", {}, "gpumemctl doctor"), " says more.");
-  const fresh = h("div", { id: "panel" }, all.length ? [devicesTable(all), claimsLine(node.claims), ...all.map(deviceSection)] : [none, claimsLine(node.claims)]);
+  const fresh = h("div", { id: "panel" }, all.length ? [findingsSection(), devicesTable(all), claimsLine(node.claims), ...all.map(deviceSection)] : [none, claimsLine(node.claims)]);
   const active = document.activeElement;
   const where = window.scrollY;
   updateTree(panel, fresh);

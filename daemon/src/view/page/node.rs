@@ -5,7 +5,9 @@ use super::response_cache::{Text, make_in_thread};
 use crate::aggregator::Published;
 use crate::clock;
 use crate::config::{Page, Tenants};
+use crate::run_writer::LiveFindings;
 use crate::view::Health;
+use crate::view::findings;
 use crate::view::rows::{ConsistentSample, RowMaker, Rows};
 use crate::view::text::clean;
 use crate::view::{Refused, ViewContext, ViewSettings, Viewer};
@@ -46,7 +48,9 @@ pub(super) async fn answer(
         tokio::time::sleep(RETRY).await;
         published = context.reader.read();
     }
-    make_in_thread(move || node(&published, &health, &shown, with_processes).to_string()).await
+    let run_writer = context.run_writer.clone();
+    let node = move || node(&published, &health, &shown, run_writer.findings(), with_processes).to_string();
+    make_in_thread(node).await
 }
 
 /// Returns the rows that a viewer without an identity may see.
@@ -70,6 +74,7 @@ pub(super) fn node(
     published: &Published,
     health: &Health,
     shown: &ViewSettings,
+    live: &LiveFindings,
     with_processes: bool,
 ) -> Value {
     let rows = rows(published, health, shown);
@@ -124,6 +129,9 @@ pub(super) fn node(
     });
     if with_processes {
         node["processes"] = processes.into();
+        // Conclusions about the memory of these processes, the most important first.
+        let names = shown.page == Page::Tags;
+        node["findings"] = json!(findings::of_rows(&rows, live, names));
     }
     node
 }

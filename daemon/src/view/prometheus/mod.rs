@@ -49,7 +49,8 @@ fn scrape_as(context: &ViewContext, shown: ViewSettings) -> String {
     let health = context.sources.health();
     let mut families = Families::new(shown.max_series);
     devices::collect(&published, &health, &mut families);
-    let folded = ProcessSeries::new(&published, &health, &shown).write(&mut families);
+    let folded =
+        ProcessSeries::new(&published, &health, &shown, context.run_writer.findings()).write(&mut families);
     context.stats.add(Count::SeriesFolded, families.omitted());
     let mut text = families.text();
     own::write(context, &health, &published, folded, &mut text);
@@ -73,6 +74,6 @@ pub fn max_series_per_process(shown: &ViewSettings, devices: usize) -> usize {
 #[cfg(test)]
 pub(super) fn of_processes(published: &Published, health: &Health, shown: &ViewSettings) -> String {
     let mut families = Families::new(shown.max_series);
-    ProcessSeries::new(published, health, shown).write(&mut families);
+    ProcessSeries::new(published, health, shown, &Default::default()).write(&mut families);
     families.text()
 }

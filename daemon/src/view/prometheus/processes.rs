@@ -11,6 +11,7 @@ use super::names::{EXTRA_CATEGORIES, EXTRA_TAGS, Names, REST};
 use crate::aggregator::Published;
 use crate::clock::{process_age, since_boot};
 use crate::config::Tenants;
+use crate::run_writer::LiveFindings;
 use crate::stats::Family;
 use crate::view::rows::{ConsistentSample, flags};
 use crate::view::{Health, ViewSettings};
@@ -58,6 +59,8 @@ families! {
         "1 for each condition that applies to the process's values: covered, uncovered, late, blocked, paused, partial, stale, restarted (peaks since gpumemd was restarted).";
     LAYER: gauge "gpumem_process_names_layer" &["pid", "start", "layer", "state"],
         "1 for each source of names for memory in the process, with its state.";
+    FINDING: gauge "gpumem_process_finding" &["gpu", "uuid", "pid", "start", "kind", "severity"],
+        "Bytes that a finding about the process explains, by kind and severity (critical, warning, note); absent without a finding.";
     AGE: gauge "gpumem_process_sample_age_seconds" OF_DEVICE,
         "Age of the sample of used bytes.";
     EVENTS: counter "gpumem_process_events_total" PROCESS,
@@ -74,8 +77,10 @@ families! {
 /// sources that name its memory.
 pub(super) const MAX_PER_PROCESS: usize = 13;
 /// Maximum number of series of a process on a device, without categories and tags: two peaks, protected, five further kinds, six
-/// flags, one age.
-const MAX_PER_ACCOUNT: usize = amounts::MAX_SERIES + 15;
+/// flags, one age, and the findings.
+const MAX_PER_ACCOUNT: usize = amounts::MAX_SERIES + 15 + MAX_FINDINGS;
+/// Maximum number of findings of a process on a device that have series: the most important ones.
+const MAX_FINDINGS: usize = 4;
 
 /// Returns the maximum number of series of a process on a device: every category and tag has bytes.
 pub(super) fn max_per_account(categories: usize, tags: usize) -> usize {
@@ -99,15 +104,21 @@ pub(super) struct ProcessSeries<'a> {
     published: &'a Published,
     health: &'a Health,
     shown: &'a ViewSettings,
+    live: &'a LiveFindings,
     /// Whether this machine has the device, for each device of the snapshot.
     is_present: Vec<bool>,
 }
 
 impl<'a> ProcessSeries<'a> {
-    pub(crate) fn new(published: &'a Published, health: &'a Health, shown: &'a ViewSettings) -> Self {
+    pub(crate) fn new(
+        published: &'a Published,
+        health: &'a Health,
+        shown: &'a ViewSettings,
+        live: &'a LiveFindings,
+    ) -> Self {
         let devices = published.snapshot.devices.iter();
         let is_present = devices.map(|device| health.nvml.may_have(device.name)).collect();
-        ProcessSeries { published, health, shown, is_present }
+        ProcessSeries { published, health, shown, live, is_present }
     }
 
     pub(crate) fn write(&self, out: &mut Families) -> Folded {
@@ -216,6 +227,23 @@ impl<'a> ProcessSeries<'a> {
             let labels = process_labels(self.device_labels(*device), &pid, &start);
             amounts.write(&labels, out);
             self.write_other(process, account, &labels, out);
+            self.write_findings(process, *device, &labels, out);
+        }
+    }
+
+    /// Writes the bytes of the findings about a process on a device, one series for each kind and severity.
+    fn write_findings(&self, process: &ProcessView, device: usize, labels: &Labels, out: &mut Families) {
+        let Some(findings) = self.live.of(process.key) else { return };
+        let uuid = self.published.snapshot.devices[device].name.to_string();
+        let mut sums = BTreeMap::new();
+        for (_, finding) in findings.iter().filter(|(of, _)| of.as_deref() == Some(&*uuid)).take(MAX_FINDINGS)
+        {
+            let sum = sums.entry((finding.severity, finding.kind)).or_insert(0_i64);
+            *sum = sum.saturating_add(finding.bytes);
+        }
+        for ((severity, kind), bytes) in sums {
+            let labels = labels.clone().with("kind", &kind.name());
+            out.add_with(&FINDING, &labels, ("severity", &*severity.name()), bytes);
         }
     }
 

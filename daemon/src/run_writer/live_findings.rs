@@ -1,0 +1,53 @@
+//! Findings of live processes. They are made from the runs that the thread writes, so no view builds runs for them.
+
+use super::key_of;
+use crate::os::lock;
+use gpumem_ledger::ProcessKey;
+use gpumem_model::run::{Run, State};
+use gpumem_report::Report;
+use gpumem_report::findings::{Finding, Findings};
+use gpumem_report::rules::Groupings;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+/// Maximum number of processes with findings. Beyond it all are dropped, and made again when their runs are next written.
+const MAX_PROCESSES: usize = 16_384;
+
+/// Findings of one process, the most important first, each with the UUID of its device. `None`: about the whole process.
+pub(crate) type ProcessFindings = Arc<[(Option<String>, Finding)]>;
+
+/// Findings of each live process with an agent, as of its newest written run.
+#[derive(Debug, Default)]
+pub(crate) struct LiveFindings(Mutex<HashMap<ProcessKey, ProcessFindings>>);
+
+impl LiveFindings {
+    /// Returns the findings of a process; `None` if its run has not been written yet, or if it has no agent.
+    pub(crate) fn of(&self, key: ProcessKey) -> Option<ProcessFindings> {
+        lock(&self.0).get(&key).cloned()
+    }
+
+    /// Replaces the findings of the run's process, or removes them if the process has ended.
+    pub(super) fn update(&self, run: &Run) {
+        match run.state {
+            State::Open if run.coverage.covered => {
+                let findings = findings(run);
+                let mut all = lock(&self.0);
+                if all.len() >= MAX_PROCESSES {
+                    all.clear();
+                }
+                all.insert(key_of(run), findings);
+            }
+            State::Open | State::Rolled { .. } => {}
+            State::Closed { .. } | State::Interrupted => drop(lock(&self.0).remove(&key_of(run))),
+        }
+    }
+}
+
+fn findings(run: &Run) -> ProcessFindings {
+    let report = Report::new(run, Groupings::of_run(run), None);
+    let uuid = |ordinal| {
+        run.devices.iter().find(|device| device.ordinal == ordinal).map(|device| device.name.clone())
+    };
+    let findings = Findings::of(&report).findings.into_iter();
+    findings.map(|finding| (finding.device.and_then(uuid), finding)).collect()
+}
