@@ -34,6 +34,13 @@ pub(crate) fn age(stat: &str, uptime: &str) -> Option<u64> {
     Some(up.saturating_sub(Stat::parse(stat)?.start_ticks / 100))
 }
 
+/// Returns the age in ns of a process that started `start_ticks` clock ticks after boot; `None` if /proc/uptime is unreadable.
+pub(crate) fn age_ns(start_ticks: u64) -> Option<u64> {
+    let uptime = std::fs::read_to_string("/proc/uptime").ok()?;
+    let up_s: f64 = uptime.split_whitespace().next()?.parse().ok()?;
+    Some(((up_s * 1e9) as u64).saturating_sub(start_ticks.saturating_mul(10_000_000)))
+}
+
 /// Returns a field of /proc/PID/status; empty if the text does not contain it.
 pub(crate) fn status_field<'t>(status: &'t str, name: &str) -> &'t str {
     let value = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));

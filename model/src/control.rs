@@ -126,6 +126,9 @@ pub struct ProcessRow {
     pub pid: u32,
     /// Index in [`Ps::devices`].
     pub device: usize,
+    /// Start time of the process in clock ticks since boot; absent for other users' processes.
+    #[serde(default)]
+    pub start_ticks: Option<u64>,
     pub uid: Option<u64>,
     pub user: Option<String>,
     /// `covered` or `uncovered` (with or without an agent), then those that apply: `late` (the agent began after the first

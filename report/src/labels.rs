@@ -1,8 +1,8 @@
 //! Names of runs and devices as printed, and texts for exit statuses.
 
-use crate::table::shorten_middle;
+use crate::table::{cut, shorten_middle, width};
 use gpumem_model::escape::escape;
-use gpumem_model::run::{Device, Run};
+use gpumem_model::run::{Clock, Device, Run, State};
 
 /// Prefix of the names of devices in a run that combines the ranks of a job; names from drivers and logs never have it.
 pub(crate) const RANK: &str = "rank ";
@@ -54,7 +54,7 @@ fn first_word(line: &str) -> Option<(&str, &str)> {
 }
 
 /// Returns the short form of a command: program and script, without directories and arguments.
-pub fn short_command(command: &str) -> String {
+fn short_command(command: &str) -> String {
     program_and_arguments(command).0
 }
 
@@ -71,12 +71,37 @@ fn program_and_arguments(command: &str) -> (String, &str) {
     (escape(&name), arguments.trim_start_matches(' '))
 }
 
-/// Returns the command with its arguments, without the directories of its program and script. A long one is shortened in the
-/// middle to `columns`.
-pub(crate) fn command_line(run: &Run, columns: usize) -> String {
-    let Some(command) = run.process.facts.get("command") else { return label(run) };
+/// Returns a command with its arguments, without the directories of its program and script. A long one is shortened in the
+/// middle to `columns`, or cut at its end if the middle is in the name of the script.
+pub fn command_line(command: &str, columns: usize) -> String {
     let (name, arguments) = program_and_arguments(command);
-    shorten_middle(format!("{name} {}", escape(arguments)).trim_end(), columns)
+    let line = format!("{name} {}", escape(arguments));
+    match columns / 2 < width(&name) {
+        true => cut(&line, columns).to_owned(),
+        false => shorten_middle(line.trim_end(), columns),
+    }
+}
+
+/// Returns the command of a run as [`command_line`] does, else its label.
+pub(crate) fn command_line_of(run: &Run, columns: usize) -> String {
+    let command = run.process.facts.get("command");
+    command.map_or_else(|| label(run), |command| command_line(command, columns))
+}
+
+/// Returns the time at which the run ended, else the time of its last moment, in ns of the run's clock; 0 if it has neither.
+pub(crate) fn end_ns(run: &Run) -> u64 {
+    match run.state {
+        State::Closed { time_ns, .. } | State::Rolled { time_ns } => time_ns,
+        State::Open | State::Interrupted => {
+            run.devices.iter().map(|device| device.last.time_ns).max().unwrap_or(0)
+        }
+    }
+}
+
+/// Returns the time from the first to the last moment of the run in ns; `None` if it is unknown.
+pub fn length_ns(run: &Run) -> Option<u64> {
+    let from = run.devices.iter().filter_map(|device| Some(device.series.buckets.first()?.time_ns)).min()?;
+    (run.clock != Clock::Lines).then(|| end_ns(run).saturating_sub(from))
 }
 
 /// Returns the name of a device with its product name.
@@ -106,7 +131,7 @@ fn titled(device: &Device, model: &str) -> String {
 }
 
 /// Returns the text for an exit status, in the encoding of waitpid.
-pub(crate) fn exit(status: u64) -> String {
+pub fn exit(status: u64) -> String {
     match status & 0x7f {
         0 => format!("exit {}", status >> 8 & 0xff),
         signal => format!("signal {signal}"),

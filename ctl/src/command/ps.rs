@@ -6,11 +6,13 @@
 use crate::args::{Ps as Args, names_device, no_device};
 use crate::client::Daemon;
 use crate::output::{print, width};
+use crate::proc;
 use anyhow::Result;
 use gpumem_model::control::{ClaimRow, DeviceRow, ProcessRow, Ps};
+use gpumem_model::time::duration;
 use gpumem_model::units::{Unit, plural, signed, thousands};
-use gpumem_report::table::{Align, Table, cut};
-use gpumem_report::text::{escape, short_command};
+use gpumem_report::table::{Align, Table, cut, pad, width as width_of};
+use gpumem_report::text::{command_line, escape};
 
 /// Age in ms from which a reading counts as old, and its age is printed. The daemon reads NVML at least once a second.
 pub(super) const FRESH_MS: u64 = 3_000;
@@ -48,10 +50,31 @@ pub(super) const HEADS: [&str; 8] = ["GPU", "PID", "USER", "STATE", "USED", "TRA
 /// Whether each column is aligned to the left.
 pub(super) const LEFT: [bool; 8] = [true, false, true, true, false, false, false, false];
 
-/// A row of the table: a cell for each of [`HEADS`], and the command with hints.
+/// Minimum number of columns for a command. Hints after it are cut if the terminal is narrower.
+const LEAST_COMMAND: usize = 12;
+
+/// A row of the table: a cell for each of [`HEADS`], the process's age, its command, and hints in parentheses.
+#[derive(Default)]
 pub(super) struct Line {
     pub(super) cells: [String; 8],
-    pub(super) note: String,
+    age: String,
+    /// Command line as the daemon returned it; empty if the row has none.
+    command: String,
+    hints: String,
+}
+
+impl Line {
+    /// Returns the command with its arguments, and the hints. The command is shortened so that both fit into `columns`.
+    pub(super) fn note(&self, columns: usize) -> String {
+        let room = columns.saturating_sub(width_of(&self.hints) + 1).max(LEAST_COMMAND);
+        let note = format!("{} {}", command_line(&self.command, room), self.hints);
+        note.trim().to_owned()
+    }
+}
+
+/// Returns hints as text in parentheses; empty without hints.
+fn in_parentheses(hints: &[String]) -> String {
+    if hints.is_empty() { String::new() } else { format!("({})", hints.join(", ")) }
 }
 
 fn table(ps: &Ps, terminal: Option<usize>) -> String {
@@ -65,12 +88,25 @@ fn table(ps: &Ps, terminal: Option<usize>) -> String {
     }
     lines.extend(ps.claims.iter().map(|claim| claim_line(claim, unit)));
     let align = |left| if left { Align::Left } else { Align::Right };
-    let mut table = Table::new(LEFT.map(align)).with_gap(1);
-    table.row_with_note(HEADS, "COMMAND");
-    lines.into_iter().for_each(|line| table.row_with_note(line.cells, &line.note));
-    // Only notes are truncated, never numbers.
-    let columns = terminal.map_or(usize::MAX, |terminal| table.width().max(terminal));
-    let mut out: String = table.lines().iter().map(|line| cut(line, columns).to_owned() + "\n").collect();
+    let table = |columns: usize| {
+        let aligns: Vec<Align> = LEFT.map(align).into_iter().chain([Align::Right]).take(columns).collect();
+        let mut table = Table::new(aligns).with_gap(1);
+        table.row(HEADS.into_iter().chain(["TIME"]));
+        lines.iter().for_each(|line| table.row(line.cells.iter().chain([&line.age]).cloned()));
+        table
+    };
+    let all = table(HEADS.len() + 1);
+    let fits = terminal.is_none_or(|terminal| all.width() + LEAST_COMMAND <= terminal);
+    let table = if fits { all } else { table(HEADS.len()) };
+    // Only notes are shortened, never numbers.
+    let columns = table.width();
+    let room = terminal.map_or(usize::MAX, |terminal| terminal.saturating_sub(columns));
+    let notes = ["COMMAND".to_owned()].into_iter().chain(lines.iter().map(|line| line.note(room)));
+    let row = |(cells, note): (&String, String)| {
+        let line = format!("{} {}", pad(cells, columns - 1, Align::Left), cut(&note, room));
+        line.trim_end().to_owned() + "\n"
+    };
+    let mut out: String = table.lines().iter().zip(notes).map(row).collect();
     out += &format!("{}; next: gpumemctl report PID\n", unit.name);
     out
 }
@@ -94,16 +130,15 @@ fn device_lines(ps: &Ps, index: usize, device: &DeviceRow, unit: Unit, lines: &m
         let what = if device.unified { "rest of the host" } else { "unaccounted" };
         parts.push(format!("{what} {}", amount(amounts.unaccounted, unit)));
     }
-    let mut notes = Vec::new();
-    notes.extend((!parts.is_empty()).then(|| format!("({})", parts.join(", "))));
-    notes.extend(reading_warning(device));
+    let hints = [in_parentheses(&parts)].into_iter().chain(reading_warning(device));
+    let hints: Vec<String> = hints.filter(|hint| !hint.is_empty()).collect();
     let mut cells = [const { String::new() }; 8];
     if amounts.processes.is_empty() {
         cells[0] = device.index.to_string();
     }
     cells[3] = if device.unified { "available" } else { "free" }.to_owned();
     cells[4] = amount(amounts.free, unit);
-    lines.push(Line { cells, note: notes.join(" ") });
+    lines.push(Line { cells, hints: hints.join(" "), ..Line::default() });
 }
 
 /// Returns a warning if NVML's latest reading of a device failed or is old.
@@ -137,19 +172,21 @@ pub(super) fn process_line(device: &DeviceRow, process: &ProcessRow, used: Optio
     };
     let idle = process.idle_bytes.map(|bytes| unit.round(bytes));
     let (state, is_normal) = state(&process.flags);
-    let mut note = process.command.as_deref().map_or("-".to_owned(), command);
     let mut hints: Vec<String> = process.why.iter().map(|why| escape(why)).collect();
     hints.extend(process.protected_bytes.map(|bytes| format!("protected {}", unit.amount(signed(bytes)))));
     hints.extend(process.age_ms.filter(|age| *age > FRESH_MS).map(|age| format!("{} old", seconds(age))));
     if !is_normal && process.pid != 0 {
         hints.push(format!("why: doctor {}", process.pid));
     }
-    if !hints.is_empty() {
-        note += &format!(" ({})", hints.join(", "));
-    }
     let [pid, user] = owner(process.pid, process.user.as_deref(), process.uid);
     let [used, tracked, idle, gap] = [used, tracked, idle, gap].map(|steps| amount(steps, unit));
-    Line { cells: [device.index.to_string(), pid, user, state, used, tracked, idle, gap], note }
+    let age = process.start_ticks.and_then(proc::age_ns).map(duration);
+    Line {
+        cells: [device.index.to_string(), pid, user, state, used, tracked, idle, gap],
+        age: age.unwrap_or_else(|| "-".to_owned()),
+        command: process.command.clone().unwrap_or_else(|| "-".to_owned()),
+        hints: in_parentheses(&hints),
+    }
 }
 
 /// Makes one row for all devices of a process that only its agent reports, and NVML does not.
@@ -158,9 +195,12 @@ fn claim_line(claim: &ClaimRow, unit: Unit) -> Line {
     let [pid, user] = owner(claim.pid, claim.user.as_deref(), claim.uid);
     let tracked = amount(claim.tracked_bytes.map(|bytes| unit.round(bytes)), unit);
     let devices = if claim.devices == 1 { "a device".into() } else { format!("{} devices", claim.devices) };
-    let command = claim.command.as_deref().map_or_else(dash, command);
-    let note = format!("{command} (names {devices} that NVML does not have)");
-    Line { cells: [dash(), pid, user, "claimed".to_owned(), dash(), tracked, dash(), dash()], note }
+    Line {
+        cells: [dash(), pid, user, "claimed".to_owned(), dash(), tracked, dash(), dash()],
+        age: dash(),
+        command: claim.command.clone().unwrap_or_else(dash),
+        hints: format!("(names {devices} that NVML does not have)"),
+    }
 }
 
 /// Returns a sentence on the devices that only agents report, and NVML does not; `None` if there are none.
@@ -184,15 +224,6 @@ fn state(flags: &[String]) -> (String, bool) {
         (true, true) => ("covered".into(), true),
         (_, true) => ("-".into(), false),
         _ => (more.join(","), false),
-    }
-}
-
-/// Shortens a command; a rank at its end is kept.
-fn command(command: &str) -> String {
-    let is_rank = |rank: &str| !rank.is_empty() && rank.bytes().all(|byte| byte.is_ascii_digit());
-    match command.rsplit_once(" rank ").filter(|(_, rank)| is_rank(rank)) {
-        Some((command, rank)) => format!("{} rank {rank}", short_command(command)),
-        None => short_command(command),
     }
 }
 
@@ -238,7 +269,6 @@ impl DeviceAmounts {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gpumem_report::table::width as width_of;
 
     const MIB: u64 = 1 << 20;
 
@@ -309,7 +339,7 @@ mod tests {
         let line = lines[lines.len() - 2].split_whitespace().collect::<Vec<_>>().join(" ");
         assert_eq!(
             line,
-            r"- 777 eve\u{1b}[2J claimed - 5 - - claimant (names 64 devices that NVML does not have)"
+            r"- 777 eve\u{1b}[2J claimed - 5 - - - claimant (names 64 devices that NVML does not have)"
         );
     }
 
@@ -318,18 +348,33 @@ mod tests {
         assert_eq!(
             table(&machine(), None),
             "\
-GPU   PID USER    STATE       USED TRACKED  IDLE UNTRACK COMMAND
-0   60021 svc-llm covered   70,112  68,790     0   1,322 vllm
-                  free      10,824                       (system 623)
-3   41873 alice   covered   71,204  69,918 8,648   1,286 python train.py rank 3
-3   52110 bob     uncovered  3,310       -     -       - - (why: doctor 52110)
-                  free       6,358                       (system 623, unaccounted 64)
+GPU   PID USER    STATE       USED TRACKED  IDLE UNTRACK TIME COMMAND
+0   60021 svc-llm covered   70,112  68,790     0   1,322    - vllm
+                  free      10,824                            (system 623)
+3   41873 alice   covered   71,204  69,918 8,648   1,286    - python train.py --lr 1 rank 3
+3   52110 bob     uncovered  3,310       -     -       -    - - (why: doctor 52110)
+                  free       6,358                            (system 623, unaccounted 64)
 MiB; next: gpumemctl report PID
 "
         );
         let narrow = table(&machine(), Some(60));
         assert!(narrow.lines().all(|line| line.chars().count() <= 60), "{narrow}");
         assert!(table(&machine(), Some(10)).contains("8,648   1,286\n"), "numbers are not cut");
+    }
+
+    #[test]
+    fn command_is_shortened_in_the_middle_and_hints_are_kept() {
+        let mut ps = machine();
+        let steps: String = (0..40).map(|step| format!("--模型 {step} ")).collect();
+        ps.processes[1].command = Some(format!("python /home/alice/train.py {steps}rank 3"));
+        ps.processes[1].flags = vec!["covered".into(), "late".into()];
+        let text = table(&ps, Some(140));
+        let line = text.lines().find(|line| line.contains("41873")).expect("a row");
+        assert!(line.contains(" python train.py --模型 0"), "{text}");
+        assert!(line.contains("...") && line.ends_with(" rank 3 (why: doctor 41873)"), "{text}");
+        assert!(text.lines().all(|line| width_of(line) <= 140), "{text}");
+        ps.processes[1].start_ticks = Some(0);
+        assert!(!table(&ps, None).contains("alice   late      71,204  69,918 8,648   1,286    -"));
     }
 
     #[test]
@@ -349,10 +394,10 @@ MiB; next: gpumemctl report PID
         ps.devices[1].unaccounted_bytes = Some(687 * MIB as i64);
         let text = table(&ps, None);
         let line =
-            "                  available  6,358                       (unified, rest of the host 687)\n";
+            "                  available  6,358                            (unified, rest of the host 687)\n";
         assert!(text.contains(line), "{text}");
         assert!(
-            text.contains("                  free      10,824                       (system 623)\n"),
+            text.contains("                  free      10,824                            (system 623)\n"),
             "{text}"
         );
     }
@@ -370,14 +415,14 @@ MiB; next: gpumemctl report PID
         assert!(text.contains(" late,stale 71,204 "), "{text}");
         assert!(text.contains("rank 3 (4.2 s old, why: doctor 41873)"), "{text}");
         assert!(
-            text.contains(" uncovered       -       -     -       - - (no permission\\u{1b}, why: "),
+            text.contains(" uncovered       -       -     -       -    - - (no permission\\u{1b}, why: "),
             "{text}"
         );
         assert!(text.contains(" NOT FRESH: timeout, read 12.3 s ago\n"), "{text}");
         (ps.processes[2].pid, ps.processes[2].user) = (0, None);
         let text = table(&ps, None);
         assert!(
-            text.contains("3       - -       uncovered       -       -     -       - - (no permission"),
+            text.contains("3       - -       uncovered       -       -     -       -    - - (no permission"),
             "{text}"
         );
         assert!(!text.contains("doctor 0"), "{text}");

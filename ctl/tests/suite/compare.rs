@@ -31,7 +31,10 @@ fn files_and_runs_are_compared() {
     );
     stdout(&folder.run(&["import", &log(), &more]));
     let stored = stdout(&folder.run(&["diff", "r1", "r2"]));
-    assert!(stored.starts_with("A  train.py  run r1  pid 20417"), "{stored}");
+    assert!(
+        stored.starts_with("A  train.py --batch-size 64 --hidden 256 --layers 2:2  run r1  pid 20417"),
+        "{stored}"
+    );
     let json: Value =
         serde_json::from_str(&stdout(&folder.run(&["diff", "r1", "r2", "--json"]))).expect("JSON");
     assert_eq!(json["pairs"][0]["tracked"]["difference_bytes"], 100 << 20);
@@ -189,7 +192,7 @@ fn live_processes_are_compared_explained_and_exported() {
     let text = stdout(&folder.run(&["diff", "41", "42", "--now"]));
     assert!(text.contains("B is 300.0 MiB higher than A (used, +41.6 %): "), "{text}");
     let text = stdout(&folder.run(&["diff", "40", "42"]));
-    assert!(text.contains("A  train.py  2 processes started by pid 40"), "{text}");
+    assert!(text.contains("--layers 2:2  2 GPUs  2 processes started by pid 40"), "{text}");
 
     let told = stdout(&folder.run(&["explain", "tracked"]));
     assert!(

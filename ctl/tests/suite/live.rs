@@ -44,7 +44,7 @@ fn ps_shows_what_holds_the_devices() {
     daemon.says("GET /v1/ps", 200, machine());
     let text = stdout(&folder.run(&["ps"]));
     assert!(
-        text.contains("\n3   41873 alice covered 71,204  69,918 8,648   1,286 python train.py\n"),
+        text.contains("\n3   41873 alice covered 71,204  69,918 8,648   1,286    - python train.py\n"),
         "{text}"
     );
     assert!(text.contains(" free    10,355\n"), "{text}");

@@ -129,6 +129,7 @@ impl<'a> RowMaker<'a> {
         Some(ProcessRow {
             pid: if named { process.key.pid } else { 0 },
             device,
+            start_ticks: own.then_some(process.key.start_ticks),
             uid: facts.uid.filter(|_| named),
             user: facts.seen.get("user").filter(|_| named).cloned(),
             flags: flags(process, account).into_iter().map(str::to_owned).collect(),

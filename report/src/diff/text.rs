@@ -2,12 +2,13 @@
 //! most. The rows and columns of tables add up as printed.
 
 use super::{Diff, Pair, Pairing, SIDES, Table, difference, summary};
-use crate::labels::{device_name, label, source};
+use crate::labels::{command_line_of, device_name, exit, length_ns, source};
 use crate::lines::{Lines, clean_name};
 use crate::table::{Table as Printed, shorten, width as width_of};
 use crate::{Columns, GroupBy, Part, Row, Statement, has_older_gap};
 use gpumem_model::escape::escape;
-use gpumem_model::run::Moment;
+use gpumem_model::run::{Moment, State};
+use gpumem_model::time::duration;
 use gpumem_model::units::{Unit, thousands};
 
 /// Size of the text form.
@@ -25,6 +26,9 @@ pub struct Layout {
 const MOST_LINES: usize = 35;
 /// (Maximum, minimum) number of rows: of categories in the first table, of the other grouping, and of tags.
 const ROWS: [(usize, usize); 3] = [(9, 4), (5, 3), (6, 3)];
+
+/// Maximum width of a command, in columns of the terminal.
+const COMMAND: usize = 60;
 
 /// A table as printed: with few rows, in one unit, its amounts rounded so that each column adds up. The difference column is
 /// computed from the printed amounts, so each row adds up too.
@@ -170,10 +174,19 @@ fn lines(diff: &Diff<'_>, layout: Layout, [first, second, tags]: [usize; 3]) -> 
     let mut page = Page::default();
     for (side, name) in diff.sides.iter().zip(SIDES) {
         let run = side.run;
-        let mut parts = vec![name.to_owned(), label(run)];
+        let mut parts = vec![name.to_owned(), command_line_of(run, COMMAND)];
         parts.extend(side.id.iter().map(|id| format!("run {id}")));
         if run.process.pid != 0 {
             parts.push(format!("pid {}", run.process.pid));
+        }
+        match run.devices.as_slice() {
+            [] => {}
+            [device] => parts.push(device_name(device)),
+            devices => parts.push(format!("{} GPUs", devices.len())),
+        }
+        parts.extend(length_ns(run).map(duration));
+        if let State::Closed { status: Some(status), .. } = run.state {
+            parts.push(exit(status));
         }
         parts.extend(run.caveats.iter().filter(|caveat| caveat.code == "job").map(|job| escape(&job.text)));
         parts.push(source(run));

@@ -9,7 +9,7 @@ mod short;
 mod spark;
 mod table;
 
-pub use crate::labels::{label, short_command};
+pub use crate::labels::{command_line, exit, label, length_ns};
 pub use crate::lines::wrapped;
 pub(super) use facts::device_parts;
 pub use gpumem_model::escape::escape;

@@ -1,7 +1,7 @@
 //! Writes the text above and below the tables: name and owner of the process, how complete the numbers are, and suggestions for
 //! next commands.
 
-use crate::labels::{self, device_title, exit, label};
+use crate::labels::{self, device_title, end_ns, exit, label};
 use crate::lines::{Lines, in_brackets};
 use crate::{GroupBy, Report, findings, growth, own};
 use gpumem_model::escape::escape;
@@ -182,16 +182,6 @@ fn provenance(run: &Run, times: Times) -> String {
         }
     };
     format!("{}; {state}", labels::source(run))
-}
-
-/// Returns the time at which the run ended, else the time of its last moment, in ns of the run's clock; 0 if it has neither.
-pub(super) fn end_ns(run: &Run) -> u64 {
-    match run.state {
-        State::Closed { time_ns, .. } | State::Rolled { time_ns } => time_ns,
-        State::Open | State::Interrupted => {
-            run.devices.iter().map(|device| device.last.time_ns).max().unwrap_or(0)
-        }
-    }
 }
 
 /// Returns the total time for which the agent saw nothing, and the longest such interval.

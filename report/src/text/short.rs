@@ -3,7 +3,7 @@
 use super::prose;
 use super::table::{note, printed};
 use crate::findings::{self, Finding, Findings};
-use crate::labels::command_line;
+use crate::labels::{command_line_of, length_ns};
 use crate::lines::{Lines, clean_name};
 use crate::table::{Table, shorten};
 use crate::{Part, Report, Row, gap_distance, has_older_gap, used_or_tracked};
@@ -47,7 +47,7 @@ pub(super) fn lines(
     let run = report.run;
     let times = report.times();
     let mut out = Lines::new(width);
-    out.prose(&prose::heading_of(report, &command_line(run, COMMAND)));
+    out.prose(&prose::heading_of(report, &command_line_of(run, COMMAND)));
     // Conclusions are about the whole run, so a report on a window of time has none.
     let findings = match report.window {
         None => conclusions(report, times, &mut out),
@@ -86,13 +86,7 @@ fn conclusions(report: &Report<'_>, times: Times, out: &mut Lines) -> Vec<Findin
 
 /// Returns the time from the first to the last moment of the run as text, after a blank and `word`; empty if it is unknown.
 fn length(run: &Run, word: &str) -> String {
-    let from = run.devices.iter().filter_map(|device| Some(device.series.buckets.first()?.time_ns)).min();
-    match from {
-        Some(from) if run.clock != Clock::Lines => {
-            format!(" {word} {}", duration(prose::end_ns(run).saturating_sub(from)))
-        }
-        _ => String::new(),
-    }
+    length_ns(run).map(|length_ns| format!(" {word} {}", duration(length_ns))).unwrap_or_default()
 }
 
 fn state(run: &Run, times: Times) -> String {

@@ -53,6 +53,8 @@ pub struct SelectedRun {
     pub job: Option<String>,
     pub rank: Option<String>,
     pub devices: Vec<String>,
+    /// NVML index of each device.
+    pub gpus: Vec<i64>,
     /// Highest bytes that NVML charged to the process on any of its devices.
     pub peak_used_bytes: Option<i64>,
     /// Number of times at which memory ran out or is suspected to have run out.
@@ -155,7 +157,8 @@ impl Store {
             "SELECT {SUMMARY},
                 facts ->> '$.user', owner_uid, claims ->> '$.job', claims ->> '$.rank',
                 (SELECT json_group_array(name) FROM (SELECT name FROM device WHERE run = run.id ORDER BY idx)),
-                {PEAK_USED}, {OOMS}
+                {PEAK_USED}, {OOMS},
+                (SELECT json_group_array(ordinal) FROM (SELECT ordinal FROM device WHERE run = run.id ORDER BY idx))
             FROM run {conditions} ORDER BY {order}"
         );
         let limit = filter.limit.unwrap_or(usize::MAX);
@@ -174,6 +177,7 @@ impl Store {
                     devices: tables::from_json(row, 27)?,
                     peak_used_bytes: row.get::<_, Option<i64>>(28)?.max(figures.peak_used_bytes),
                     ooms: tables::unsigned(row, 29)?,
+                    gpus: tables::from_json(row, 30)?,
                 })
             })?;
             // The state depends on whether the writer is alive, so SQL cannot select by it.

@@ -4,6 +4,7 @@ use gpumem_model::control::{DeviceRow, ProcessRow};
 use gpumem_model::owner::Owner;
 use gpumem_model::run::{Device, Run, State};
 use gpumem_report::group::ProcessAmounts;
+use gpumem_report::text::length_ns;
 use gpumem_runs::store::state_name;
 use serde::Serialize;
 use std::cmp::Reverse;
@@ -20,6 +21,10 @@ pub(crate) struct Member {
     pub start_ticks: u64,
     pub gpu: Option<String>,
     pub uuid: Option<String>,
+    /// Command line; null if unknown, or for processes of a Prometheus.
+    pub command: Option<String>,
+    /// Time from the first to the last moment of the run in ns; null if unknown, or for processes of a Prometheus.
+    pub length_ns: Option<u64>,
     /// `running`, `ended`, ...
     pub state: &'static str,
     /// Exit status, as from waitpid(2).
@@ -66,6 +71,8 @@ impl Member {
                 start_ticks: process.start_ticks,
                 gpu: Some(device.ordinal.to_string()),
                 uuid: Some(device.name.clone()),
+                command: process.facts.get("command").cloned(),
+                length_ns: length_ns(run),
                 state: state_name(run.state),
                 status: if let State::Closed { status, .. } = run.state { status } else { None },
                 flags: flags.clone(),
@@ -91,6 +98,8 @@ impl Member {
         Member {
             rank: rank(&row.who),
             pid: row.pid,
+            start_ticks: row.start_ticks.unwrap_or(0),
+            command: row.command.clone(),
             gpu: Some(device.index.to_string()),
             uuid: Some(device.uuid.clone()),
             state: "running",

@@ -3,9 +3,11 @@
 use super::member::{Member, Sum, ranges};
 use crate::command::report::processes;
 use crate::output::width;
+use gpumem_model::time::duration;
 use gpumem_model::units::{Unit, plural, thousands};
 use gpumem_report::group::{Line, ProcessAmounts, table};
-use gpumem_report::text::{escape, wrapped};
+use gpumem_report::table::width as width_of;
+use gpumem_report::text::{command_line, escape, exit, wrapped};
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
@@ -13,11 +15,16 @@ use std::fmt::Write;
 const ROWS: usize = 64;
 /// Maximum number of ended members that are named.
 const ENDED: usize = 8;
+/// Maximum and minimum width of a command, in columns of the terminal.
+const COMMAND: usize = 100;
+const LEAST_COMMAND: usize = 20;
 
 /// Returns the text on one job; `source` is the place from which its members come.
 pub(crate) fn one(id: &str, members: &[Member], sum: &Sum, source: &str) -> String {
     let rows: Vec<&Member> = members.iter().filter(|member| sum.counts(member)).collect();
-    let mut out = title(id, members, sum) + "\n\n";
+    let mut out = title(id, members, sum) + "\n";
+    out.extend(command(&rows, sum).map(|line| line + "\n"));
+    out += "\n";
     out += &(table_of(&rows, sum).join("\n") + "\n\n");
     let unit = Unit::for_largest(rows.iter().filter_map(|member| member.used_bytes).max().unwrap_or(0));
     let mut add = |text: String| out += &(wrapped(&text, width()).join("\n") + "\n");
@@ -96,6 +103,18 @@ fn title(id: &str, members: &[Member], sum: &Sum) -> String {
     title
 }
 
+/// Returns a line with the command of all members and the time for which they ran; `None` if they have no command, or several.
+fn command(rows: &[&Member], sum: &Sum) -> Option<String> {
+    let commands: BTreeSet<&str> = rows.iter().filter_map(|member| member.command.as_deref()).collect();
+    let (Some(command), 1) = (commands.first(), commands.len()) else { return None };
+    let length = rows.iter().filter_map(|member| member.length_ns).max();
+    let state = if sum.is_over { "ran" } else { "running" };
+    let length = length.map(|length_ns| format!("  {state} for {}", duration(length_ns))).unwrap_or_default();
+    let room =
+        width().map_or(COMMAND, |columns| columns.saturating_sub(length.len()).clamp(LEAST_COMMAND, COMMAND));
+    Some(command_line(command, room) + &length)
+}
+
 /// Returns the distinct names of one kind, such as user, among the owners of members.
 fn owner_names<'m>(members: &'m [Member], kind: &str) -> BTreeSet<&'m str> {
     members.iter().filter_map(|member| member.who.get(kind).map(String::as_str)).collect()
@@ -119,7 +138,10 @@ fn table_of(rows: &[&Member], sum: &Sum) -> Vec<String> {
         Line { names, amounts: member.amounts(), note: notes.join("; ") }
     };
     if rows.len() <= ROWS {
-        let lines: Vec<Line> = rows.iter().map(line).collect();
+        let mut lines: Vec<Line> = rows.iter().map(line).collect();
+        if command(rows, sum).is_none() {
+            add_commands(rows, &heads, &mut lines);
+        }
         return table(&heads, &lines);
     }
     // The other members are summed in one row, so the column still adds up.
@@ -134,6 +156,20 @@ fn table_of(rows: &[&Member], sum: &Sum) -> Vec<String> {
     names[0] = format!("{} more", rest.len());
     lines.push(Line { names, amounts: Member::summed(&rest), note: "smaller ones".to_owned() });
     table(&heads, &lines)
+}
+
+/// Adds the commands of members to the notes of their rows, as far as the terminal has room for them.
+fn add_commands(rows: &[&Member], heads: &[&str], lines: &mut [Line]) {
+    let printed = table(heads, lines).iter().map(|line| width_of(line)).max().unwrap_or(0);
+    let room = width().map_or(COMMAND, |columns| columns.saturating_sub(printed + 2));
+    if room < LEAST_COMMAND {
+        return;
+    }
+    for (line, member) in lines.iter_mut().zip(rows) {
+        let command = member.command.as_deref().map(|command| command_line(command, room));
+        let notes = [std::mem::take(&mut line.note), command.unwrap_or_default()];
+        line.note = notes.into_iter().filter(|note| !note.is_empty()).collect::<Vec<_>>().join("; ");
+    }
 }
 
 /// Returns ` and N more` for the entries of a list that are not shown; empty if all are shown.
@@ -171,8 +207,7 @@ fn name(member: &Member) -> String {
 /// Returns how the process ended, or else its state.
 fn end(member: &Member) -> String {
     match member.status {
-        Some(status) if status & 0x7f != 0 => format!("killed by signal {}", status & 0x7f),
-        Some(status) => format!("exit {}", status >> 8),
+        Some(status) => exit(status),
         None => member.state.to_owned(),
     }
 }

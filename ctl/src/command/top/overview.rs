@@ -244,7 +244,7 @@ fn processes(
             screen.put(row, at, &spark(&list.history(ps, process), screen.unicode), Style::of(BLUE));
             at += HISTORY + 1;
         }
-        let at = screen.put(row, at, &line.note, Style::PLAIN);
+        let at = screen.put(row, at, &line.note(screen.width.saturating_sub(at)), Style::PLAIN);
         if let Some(owner) = owner(process) {
             screen.put(row, at, &format!("  {owner}"), Style::DIM);
         }
