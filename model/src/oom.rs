@@ -93,9 +93,11 @@ fields! {
         largest_idle_bytes: Option<u64>  => redact keep;
         /// Whether a segment of the framework pools can grow: PyTorch's expandable segments are on.
         is_expandable: bool              => redact keep;
+        /// Whether `amounts` lack memory: records were missing, or the agent had not yet sent its earlier state to a new daemon.
+        is_partial: bool                 => redact keep;
         /// State of the device at that time; absent if NVML was not read.
         device: Option<OomDevice>        => redact keep;
-        /// Whether no framework of the process had announced that it reports its OOMs.
+        /// Whether no framework reports the outcome: the request was made outside of it, or it does not report its OOMs.
         is_unheard: bool                 => redact keep;
         /// Whether the driver has given the process no memory since the OOM. Known where the record is made; not stored.
         #[serde(skip)]

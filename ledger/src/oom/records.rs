@@ -37,15 +37,15 @@ impl OomEntry {
 /// memory before it gives up.
 const TOGETHER_NS: u64 = 10_000_000_000;
 
-/// An entry without amounts by cell gets those of an entry within this time (ns).
-const SAME_NS: u64 = 1_000_000_000;
+/// An entry without amounts by cell gets those of an entry within this time (ns). After it, all cells may be copied again.
+pub(crate) const SAME_NS: u64 = 1_000_000_000;
 
 /// Maximum number of entries of a process; the first half and the latest are kept.
 const MAX_ENTRIES: usize = 32;
 
-/// Maximum number of stacks that are kept, and maximum bytes of each.
+/// Maximum number of stacks that are kept, and maximum bytes of each: as many as an agent sends.
 const MAX_STACKS: usize = 128;
-const MAX_STACK_BYTES: usize = 2048;
+const MAX_STACK_BYTES: usize = 4096;
 
 /// Out-of-memory entries of a process.
 #[derive(Debug, Default)]
@@ -60,6 +60,8 @@ pub(crate) struct Ooms {
     pub stacks: VecDeque<(u32, String)>,
     /// Number of the process's records at which the bytes of all cells may be copied again.
     pub next_copy_at: u64,
+    /// Time (ns) of the entry that got the last copy.
+    pub copied_ns: u64,
     /// Whether the thread of an entry may still get memory, so that the entry counts as survived.
     pub is_watched: bool,
     /// Number of the current training step, as the program counts.
@@ -106,7 +108,7 @@ impl Ooms {
     pub fn note_progress(&mut self, stamp: &Stamp) {
         self.is_watched = false;
         for OomEntry { record, stamp: request, .. } in &mut self.entries {
-            if record.fate == Fate::Survived || record.kind == OomKind::Pressure {
+            if record.fate == Fate::Survived || record.kind == OomKind::Pressure && !record.is_unheard {
                 continue;
             }
             if request.thread == stamp.thread {
@@ -150,6 +152,7 @@ impl Ooms {
             idle_pieces: from.idle_pieces,
             largest_idle_bytes: from.largest_idle_bytes,
             is_expandable: from.is_expandable,
+            is_partial: from.is_partial,
             ..to
         };
     }

@@ -1,6 +1,6 @@
 //! Makes out-of-memory (OOM) entries from a process's records.
 
-use crate::oom::records::{OomEntry, RequestPlace};
+use crate::oom::records::{OomEntry, RequestPlace, SAME_NS};
 use crate::process::Process;
 use gpumem_model::names::Named;
 use gpumem_model::oom::{Fate, Oom, OomKind};
@@ -72,27 +72,34 @@ impl Process {
                 self.note_refusal(&OomReport { is_refusal: true, ..report }, stamp, place);
             }
             if let Some(at) = self.ooms.pressure(place) {
-                self.ooms.entries[at].record.is_unheard = true;
+                let entry = &mut self.ooms.entries[at].record;
+                entry.is_unheard = true;
+                entry.phase =
+                    report.phase.map_or(entry.phase.take(), |phase| phase.name().map(str::to_owned));
             }
         } else {
             self.framework_failed(&report, stamp, place);
         }
     }
 
-    /// Adds a failed driver call to the thread's pressure entry, or adds a new entry.
+    /// Adds a failed driver call to the thread's pressure entry, or adds a new entry. A call that no framework's record follows
+    /// was made outside of the framework, which does not report its failure.
     fn note_refusal(&mut self, report: &OomReport, stamp: &Stamp, place: RequestPlace) {
         let allocations = self.coverage.allocations;
         if let Some(at) = self.ooms.pressure(place) {
             let OomEntry { record: entry, new_refusals, at_allocations, .. } = &mut self.ooms.entries[at];
             entry.last_ns = place.time_ns;
             entry.device_free_bytes = report.record.device_free_bytes.or(entry.device_free_bytes);
-            if let Some(phase) = report.phase {
-                entry.phase = phase.name().map(str::to_owned);
-            }
             // A framework's `Pressure` record follows the failed call: one refusal is reported twice.
             if report.record.result == 0 {
+                entry.is_unheard = !self.program.layers.is(Layer::OutOfMemory, LayerState::Active);
+                let phase = report.phase;
+                let phase = phase.unwrap_or_else(|| self.holdings.phase_of_request(place.book, place.thread));
+                entry.phase = phase.name().map(str::to_owned);
                 return;
             }
+            (entry.is_unheard, entry.phase, entry.fate) = (true, None, Fate::Open);
+            self.ooms.is_watched = true;
             // If the process got memory since, this refusal begins another OOM.
             if *at_allocations != allocations || *new_refusals == 0 {
                 entry.count += 1;
@@ -104,7 +111,7 @@ impl Process {
             entry.driver_asked_bytes = Some(entry.asked_bytes);
             return;
         }
-        if let (false, Some(newest)) = (self.may_copy_cells(), self.ooms.newest(place)) {
+        if let (false, Some(newest)) = (self.may_copy_cells(place.time_ns), self.ooms.newest(place)) {
             newest.refusals += 1;
             newest.last_ns = place.time_ns;
             return;
@@ -133,7 +140,7 @@ impl Process {
             self.ooms.next_copy_at = 0;
         }
         let kind = if report.record.result == 0 { OomKind::Pool } else { OomKind::Device };
-        let may_copy_cells = self.may_copy_cells();
+        let may_copy_cells = self.may_copy_cells(place.time_ns);
         let again = self.ooms.entries.iter_mut().rev().find(|entry| {
             let is_same = entry.record.asked_bytes == report.record.asked_bytes
                 && entry.stamp.tag == stamp.tag
@@ -151,7 +158,6 @@ impl Process {
             return;
         }
         self.add_entry(kind, report, stamp, place);
-        self.ooms.is_watched = true;
         if let Some(OomEntry { record: entry, .. }) = self.ooms.entries.last_mut() {
             (entry.refusals, entry.driver_asked_bytes, entry.device_free_bytes) = refusals;
         }
@@ -171,14 +177,17 @@ impl Process {
         }
     }
 
-    /// Whether enough records have come since the last copy of all cells.
-    fn may_copy_cells(&self) -> bool {
+    /// Whether the last copy of all cells is long ago, or enough records have come since.
+    fn may_copy_cells(&self, time_ns: u64) -> bool {
         self.coverage.events >= self.ooms.next_copy_at
+            || time_ns.saturating_sub(self.ooms.copied_ns) > SAME_NS
     }
 
     fn add_entry(&mut self, kind: OomKind, report: &OomReport, stamp: &Stamp, place: RequestPlace) {
         let is_refusal = kind == OomKind::Pressure;
-        let phase = report.phase.unwrap_or_else(|| self.holdings.phase_of_request(place.book, place.thread));
+        let is_framework = !report.is_refusal || report.record.result == 0;
+        let guess = || is_framework.then(|| self.holdings.phase_of_request(place.book, place.thread));
+        let phase = report.phase.or_else(guess);
         let record = Oom {
             kind,
             time_ns: place.time_ns,
@@ -187,14 +196,15 @@ impl Process {
             refusals: u64::from(is_refusal),
             driver_asked_bytes: is_refusal.then_some(report.record.asked_bytes),
             stack: self.ooms.stack(stamp.stack),
-            phase: phase.name().map(str::to_owned),
+            phase: phase.and_then(|phase| phase.name()).map(str::to_owned),
             step: self.ooms.step,
-            is_unheard: !self.program.layers.is(Layer::OutOfMemory, LayerState::Active),
+            is_unheard: !is_framework || !self.program.layers.is(Layer::OutOfMemory, LayerState::Active),
             ..report.record.clone()
         };
         let at_allocations = self.coverage.allocations;
         self.ooms.push(OomEntry { book: place.book, stamp: *stamp, record, new_refusals: 1, at_allocations });
-        if self.may_copy_cells() {
+        self.ooms.is_watched = true;
+        if self.may_copy_cells(place.time_ns) {
             self.record_amounts();
         } else {
             self.ooms.reuse_amounts();
@@ -206,6 +216,8 @@ impl Process {
         let Some(newest) = self.ooms.entries.last_mut() else { return };
         let book = usize::from(newest.book);
         let report = &mut newest.record;
+        self.ooms.copied_ns = report.time_ns;
+        report.is_partial = self.coverage.partial_state || self.coverage.blind_doubt;
         report.tracked_bytes = self.holdings.books[book].tracked;
         let book_of = &self.holdings.books[book];
         report.amounts = book_of.sparse(|cell| book_of.now(cell)).into();

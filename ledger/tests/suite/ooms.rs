@@ -468,3 +468,58 @@ fn requests_that_follow_each_other_closely_are_entries_of_their_own() {
     let found: Vec<(u64, u64)> = ooms(&s).iter().map(|oom| (oom.asked_bytes / MIB, oom.count)).collect();
     assert_eq!(found, [(1000, 1), (2000, 1), (3000, 1), (4000, 1)]);
 }
+
+/// Returns whether the entry counts as out of memory if the process fails one second later.
+fn is_fatal(s: &Script, oom: &Oom) -> bool {
+    let mut oom = oom.clone();
+    oom.decide(Some((s.time_ns + SECOND, Some(1 << 8))), s.time_ns + SECOND);
+    oom.is_out_of_memory()
+}
+
+/// A refused driver call of an extension: PyTorch reports its own failures, and this is not one of them.
+#[test]
+fn refusal_outside_of_the_framework_may_be_fatal() {
+    let mut s = script();
+    s.control(Body::Layer { layer: Layer::OutOfMemory, state: LayerState::Active, reason: "" });
+    let thread = s.stamp.thread;
+    born(&mut s, Phase::Forward, thread, 1);
+    refuse(&mut s, 40 * MIB);
+    let found = ooms(&s);
+    let [one] = &found[..] else { panic!("{found:?}") };
+    assert_eq!((one.is_unheard, one.phase.as_deref(), is_fatal(&s, one)), (true, None, true));
+    // The thread gets memory afterwards.
+    born(&mut s, Phase::Forward, thread, 2);
+    assert!(!is_fatal(&s, &ooms(&s)[0]));
+    // A later call fails; then one of the framework, which it survives.
+    refuse(&mut s, 40 * MIB);
+    assert!(is_fatal(&s, &ooms(&s)[0]));
+    s.say(Body::Pressure { bytes: 40 * MIB, device_free_bytes: Reading::of(7 * MIB) });
+    assert!(!is_fatal(&s, &ooms(&s)[0]));
+}
+
+/// A process with many rows has few records between two failed requests, but much time.
+#[test]
+fn late_failure_has_its_own_composition() {
+    let mut s = script();
+    for at in 0..20_000 {
+        born(&mut s, Phase::Unknown, 1, at);
+    }
+    give_up(&mut s, "GPT/h.1", 40 * MIB);
+    s.time_ns += 2 * SECOND;
+    s.alloc_as(0x9000_0000, MIB, DEV, POOL);
+    give_up(&mut s, "GPT/h.2", 80 * MIB);
+    let held: Vec<i64> = ooms(&s).iter().map(|oom| oom.tracked_bytes >> 20).collect();
+    assert_eq!(held, [100, 101]);
+}
+
+/// A new daemon: the agent has not restated its earlier memory when memory runs out.
+#[test]
+fn composition_without_the_earlier_memory_is_partial() {
+    let mut s = Script::new();
+    s.seq = 100;
+    give_up(&mut s, "GPT/h.1", 40 * MIB);
+    assert!(ooms(&s)[0].is_partial);
+    let mut s = script();
+    give_up(&mut s, "GPT/h.1", 40 * MIB);
+    assert!(!ooms(&s)[0].is_partial);
+}

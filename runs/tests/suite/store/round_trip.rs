@@ -361,6 +361,7 @@ fn oom(cells: usize) -> impl Strategy<Value = Oom> {
                 idle_pieces: maybe[4],
                 largest_idle_bytes: maybe[6],
                 is_expandable: is_unheard,
+                is_partial: !is_unheard,
                 device,
                 is_unheard,
                 is_stalled: false,
