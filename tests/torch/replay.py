@@ -355,7 +355,7 @@ def child(program, label, text, fraction, taken, device):
     history = torch.cuda.memory._snapshot()["device_traces"][0]
     told = {key.split(".")[0]: stats[key] for key in stats if key.endswith(".all.peak")}
     told |= {key: stats[key] for key in stats if key.startswith("num_")}
-    line = {"program": program.__name__, "setting": label, "stats": told, "total": total, "message": message}
+    line = {"program": program.__name__, "setting": label, "stats": told, "total": total, "message": message, "pid": os.getpid()}
     line["other"] = total - free - stats["reserved_bytes.all.current"]
     oom = next((place for place, entry in enumerate(history) if entry["action"] == "oom"), None)
     if oom is not None:
@@ -387,7 +387,8 @@ def run(names, settings):
                 except Exception:
                     traceback.print_exc()
                 finally:
-                    os._exit(status)
+                    # The agent writes the end of a recording at a regular exit.
+                    (ctypes.CDLL(None).exit if "GPUMEM_RECORD" in os.environ else os._exit)(status)
             running[number] = device
         else:
             number, status = os.wait()

@@ -248,7 +248,7 @@ records! {
     48 SegmentAdd { address: u64 => address, bytes: u64 => bytes, pool: u64 => aux }
     /// The pool's owner released that range: several segments, one, or part of one.
     49 SegmentRemove { address: u64 => address, bytes: u64 => bytes, pool: u64 => aux }
-    /// A pool returned a block to the program, on stream `context`; `bytes` is its rounded size.
+    /// A pool returned a block to the program; `bytes` is its size. For the request see [`crate::Request`].
     50 BlockAlloc { address: u64 => address, bytes: u64 => bytes, pool: u64 => aux, use_as: (Role, Phase) => detail }
     /// The program returned a block to its pool. `Pending`: a stream may still use it.
     51 BlockFree { address: u64 => address, pool: u64 => aux, state: FreeState => detail }

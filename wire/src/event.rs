@@ -29,6 +29,8 @@ impl Flags {
     pub const CAPTURED: Flags = Flags(8);
     /// In `AllocEnd`: the allocation is older than the agent, which got it from its owner's list. In `FreeBegin`: reverts that.
     pub const OLDER: Flags = Flags(16);
+    /// In `BlockAlloc`: `stack` and `context` describe the request that the block serves, see [`Request`].
+    pub const REQUEST: Flags = Flags(32);
 
     /// Whether all bits of `other` are set.
     pub const fn has(self, other: Flags) -> bool {
@@ -54,14 +56,14 @@ pub struct Stamp {
     pub time_ns: u64,
     /// Id of the tag (name) of the memory or event; 0 for none.
     pub tag: u32,
-    /// Id of the call's stack frames; 0 for none.
+    /// Id of the call's stack frames; 0 for none. In `BlockAlloc` see [`Request`].
     pub stack: u32,
     /// Kernel id of the thread. In records about a process (`Origin`, `Hello`, `ProcessFacts`, `ProcessSample`, `ProcessGone`)
     /// the process's pid in the daemon's PID namespace.
     pub thread: u32,
-    /// CUPTI's number of the context. In block records a small number for the stream, in `DeviceSample` the duration of the
-    /// read in ns, in `VmmCreate` the duration of the call in us. In `Device` the number of multiprocessors << 16 | threads for
-    /// each of them, 0 if unknown. In `Lost` [`WITHHELD`], if that applies. For `Pressure` and `Oom` see [`PHASE_FLAG`].
+    /// CUPTI's number of the context. In `DeviceSample` the duration of the read in ns, in `VmmCreate` the duration of the call
+    /// in us. In `Device` the number of multiprocessors << 16 | threads for each of them, 0 if unknown. In `Lost` [`WITHHELD`],
+    /// if that applies. For `Pressure` and `Oom` see [`PHASE_FLAG`], for `BlockAlloc` see [`Request`].
     pub context: u32,
     /// Id of the library that made the call; 0 for unknown.
     pub module: u16,
@@ -84,6 +86,35 @@ impl Default for Stamp {
             device: NONE_DEVICE,
             flags: Flags(0),
         }
+    }
+}
+
+/// A program's request to a framework's allocator. A `BlockAlloc` with [`Flags::REQUEST`] has it in its stamp: `stack` is
+/// `unused_bytes`, `context` is `stream | pool << 16`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Request {
+    /// Bytes of the block that the program did not request: the rest of rounding, or of a block that was not split.
+    pub unused_bytes: u32,
+    /// The sender's number of the stream; 0 is the default stream.
+    pub stream: u16,
+    /// The sender's number of the private pool (of CUDA graphs, or made by the program); 0 is the default pool.
+    pub pool: u16,
+}
+
+impl Request {
+    /// Returns the stamp's `context`.
+    #[inline(always)]
+    pub const fn context(self) -> u32 {
+        self.stream as u32 | (self.pool as u32) << 16
+    }
+
+    /// Returns the request in the stamp of a `BlockAlloc`; `None` if the sender did not know it.
+    pub const fn of(stamp: &Stamp) -> Option<Request> {
+        if !stamp.flags.has(Flags::REQUEST) {
+            return None;
+        }
+        let (stream, pool) = (stamp.context as u16, (stamp.context >> 16) as u16);
+        Some(Request { unused_bytes: stamp.stack, stream, pool })
     }
 }
 

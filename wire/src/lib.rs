@@ -28,7 +28,7 @@ pub mod layout;
 
 pub use code::*;
 pub use codec::{Error as CodecError, SLOT_BYTES, Slot, Words, slot_of};
-pub use event::{Body, Flags, NONE_DEVICE, PHASE_FLAG, Record, Stamp, WITHHELD};
+pub use event::{Body, Flags, NONE_DEVICE, PHASE_FLAG, Record, Request, Stamp, WITHHELD};
 
 /// Version of the format; readers refuse any other.
 pub const MAJOR: u16 = 1;

@@ -67,7 +67,7 @@ const RANK_CLAIMS: [&str; 3] = ["rank", "local_rank", "world_size"];
 /// Set in tasks of Slurm. A batch script is not a task, although its SLURM_PROCID is 0.
 const SLURM_STEP: &str = "SLURM_STEP_ID";
 
-/// Further variables of launchers and Kubernetes, with their names in a Hello. POD_NAME and so on are conventional names for the
+/// Further variables of launchers, Kubernetes and PyTorch, with their names in a Hello. POD_NAME and so on are conventional names for the
 /// downward API. It does not provide the container's name, and CONTAINER_NAME has other meanings elsewhere.
 const CLAIMS: &[(&str, &str)] = &[
     ("job", JOB),
@@ -77,6 +77,9 @@ const CLAIMS: &[(&str, &str)] = &[
     ("pod", "POD_NAME"),
     ("namespace", "POD_NAMESPACE"),
     ("pod_uid", "POD_UID"),
+    // Settings of PyTorch's allocator, for a replay of what the program requested.
+    ("alloc_conf", "PYTORCH_ALLOC_CONF"),
+    ("cuda_alloc_conf", "PYTORCH_CUDA_ALLOC_CONF"),
 ];
 
 /// Returns `key=value` lines for a Hello; `get` returns the value of a variable.

@@ -7,4 +7,5 @@ pub mod patch;
 pub mod pending;
 mod rename;
 pub mod report;
+mod request;
 pub(crate) mod segments;

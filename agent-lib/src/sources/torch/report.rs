@@ -13,8 +13,9 @@ use crate::driver::torch_pools::{Device, TorchPool};
 use crate::record::live::RowSlot;
 use crate::record::recorder::RecordContext;
 use crate::sources::torch::patch::{self, REPORT};
+use crate::sources::torch::request;
 use crate::threads::Thread;
-use gpumem_wire::{Body, FreeState, PoolOwner};
+use gpumem_wire::{Body, Flags, FreeState, PoolOwner};
 use std::arch::naked_asm;
 use std::ffi::c_void;
 use std::sync::atomic::Ordering::*;
@@ -31,13 +32,16 @@ pub(crate) struct Report {
     pub reserved: u64,
     /// c10::Device: the type, and the program's number of the device << 8.
     pub device: u16,
+    /// Word that is the address of PyTorch's Block in a report of an allocation, see request.rs; 0 for none.
+    pub block: u64,
     /// The stack pointer at the call.
     pub stack: usize,
 }
 
 type Next = unsafe extern "C-unwind" fn(*mut c_void, i64, u64, u64, u16);
 
-/// Replacement for reportMemoryUsageToProfiler: adds the stack pointer and jumps to `reported_at`.
+/// Replacement for reportMemoryUsageToProfiler: adds a register of the caller (request.rs) above the device, adds the stack
+/// pointer, and jumps to `reported_at`.
 ///
 /// # Safety
 /// Must be called with PyTorch's arguments.
@@ -50,9 +54,16 @@ pub unsafe extern "C-unwind" fn reported(
     device: u16,
 ) {
     #[cfg(target_arch = "x86_64")]
-    naked_asm!("mov r9, rsp", "jmp {on}", on = sym reported_at);
+    naked_asm!(
+        "movzx r8d, r8w",
+        "shl rax, 16",
+        "or r8, rax",
+        "mov r9, rsp",
+        "jmp {on}",
+        on = sym reported_at,
+    );
     #[cfg(target_arch = "aarch64")]
-    naked_asm!("mov x5, sp", "b {on}", on = sym reported_at);
+    naked_asm!("and w4, w4, 0xffff", "mov x5, sp", "b {on}", on = sym reported_at);
 }
 
 unsafe extern "C-unwind" fn reported_at(
@@ -60,12 +71,14 @@ unsafe extern "C-unwind" fn reported_at(
     bytes: i64,
     allocated: u64,
     reserved: u64,
-    device: u16,
+    device_and_block: u64,
     stack: usize,
 ) {
+    let (device, block) = (device_and_block as u16, device_and_block >> 16);
     guard((), |core, thread| {
         fault_injection::at("torch.report");
-        core.reported(thread, Report { address: address as u64, bytes, allocated, reserved, device, stack });
+        let address = address as u64;
+        core.reported(thread, Report { address, bytes, allocated, reserved, device, block, stack });
     });
     let next = patch::next(REPORT);
     if !next.is_null() {
@@ -137,7 +150,11 @@ impl Core {
             tag = crate::naming::python::line(self);
         }
         let spot = self.recorder.live.spot_for(hash);
-        let at = RecordContext { tag, flags, ..RecordContext::on(slot) };
+        let mut at = RecordContext { tag, flags, ..RecordContext::on(slot) };
+        if let Some(request) = request::read(&report) {
+            at.flags = flags.with(Flags::REQUEST);
+            (at.stack, at.context) = (request.unused_bytes, request.context());
+        }
         let body = Body::BlockAlloc { address, bytes, pool: id, use_as: (role, phase) };
         self.recorder.record(thread, at, body, |recorder, row| {
             recorder.live.insert_at(spot, row);
