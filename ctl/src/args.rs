@@ -305,7 +305,7 @@ pub(crate) struct Import {
 
 #[derive(Debug, Args)]
 pub(crate) struct WhatIf {
-    /// Snapshot of torch.cuda.memory._dump_snapshot() with history
+    /// A recording, or a snapshot of torch.cuda.memory._dump_snapshot() with history
     pub file: PathBuf,
     /// Setting to try, as in PYTORCH_ALLOC_CONF; may be repeated [default: try several]
     #[arg(long, value_name = "KEY=VALUE", value_parser = typed::setting)]
@@ -316,9 +316,12 @@ pub(crate) struct WhatIf {
     /// Memory that PyTorch can have [default: as in the recording, if a request failed there]
     #[arg(long, value_name = "SIZE", value_parser = typed::size)]
     pub device_memory: Option<u64>,
-    /// GPU of the snapshot, by its number there [default: the first with history]
+    /// GPU, by the program's number of it [default: the first in a snapshot, the one with most requests in a recording]
     #[arg(long, value_name = "N")]
     pub gpu: Option<u8>,
+    /// Process of a recording [default: the one with most requests]
+    #[arg(long)]
+    pub pid: Option<u32>,
     /// PyTorch release of the program, such as 2.15
     #[arg(long, value_name = "RELEASE")]
     pub torch: Option<gpumem_replay::Release>,

@@ -11,6 +11,7 @@ mod mxnet1_trace;
 mod mxnet2_csv;
 mod nvidia_smi;
 mod objects;
+pub mod recorded;
 mod reread;
 mod tbd_analysis;
 pub mod tbd_log;

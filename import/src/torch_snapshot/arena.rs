@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::hash::BuildHasher;
 
 /// A value, as the index of its node in the arena.
-pub(super) type Ref = u32;
+pub(crate) type Ref = u32;
 /// Index of `None`. Every arena begins with `None`, true, false, and the integers from 0 to 255.
 pub(super) const NONE: Ref = 0;
 const TRUE: Ref = 1;

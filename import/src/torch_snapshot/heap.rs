@@ -220,7 +220,7 @@ impl Heap {
                     self.add(address, bytes, action == Action::SegmentUnmap, false);
                 }
             }
-            Action::Oom | Action::Annotate | Action::Snapshot => {}
+            Action::Oom | Action::Annotate | Action::Snapshot | Action::Refused => {}
         }
         0
     }

@@ -15,7 +15,7 @@
 mod arena;
 mod bytes;
 mod heap;
-mod model;
+pub(crate) mod model;
 mod opcode;
 mod pickle;
 mod replay;
@@ -31,6 +31,7 @@ use gpumem_runs::input::{Error, Input};
 use model::{Snapshot, Unfit, Unknown};
 use pickle::{MAX_MEMORY_BYTES, Unpickled, unpickle};
 use replay::ReplayTotals;
+pub(crate) use requests::History;
 pub use requests::Requests;
 
 /// Returns whether a file begins with a pickle that contains names of a snapshot's fields.

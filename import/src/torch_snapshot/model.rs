@@ -48,7 +48,7 @@ pub(super) struct Segment {
 }
 
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Block {
+pub(crate) struct Block {
     pub device: u8,
     pub address: u64,
     pub bytes: u64,
@@ -62,7 +62,7 @@ pub(super) struct Block {
 
 /// Kind of an entry in the allocator's history.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) enum Action {
+pub(crate) enum Action {
     #[default]
     Alloc,
     FreeRequested,
@@ -75,10 +75,12 @@ pub(super) enum Action {
     Oom,
     Annotate,
     Snapshot,
+    /// The driver refused memory: segments are released next to serve the same request. Only in recordings.
+    Refused,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Event {
+pub(crate) struct Event {
     pub action: Action,
     /// Address of the entry's memory. For [`Action::Oom`], the free bytes of the device instead, `u64::MAX` if unknown.
     pub address: u64,

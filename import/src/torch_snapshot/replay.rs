@@ -458,6 +458,7 @@ impl Replay<'_> {
                 let stamp = Stamp { tag: self.tag("snapshot"), ..self.on(device) };
                 self.emit(stamp, Body::Marker {});
             }
+            Action::Refused => {}
         }
         true
     }

@@ -5,7 +5,7 @@
 //! Otherwise it was `empty_cache`.
 
 use super::arena::{Arena, Ref};
-use super::model::{Action, Event as Entry, Snapshot};
+use super::model::{Action, Block, Event as Entry, Snapshot};
 use super::stack::Stacks;
 use gpumem_replay::{Event, PoolId, RequestId};
 use std::collections::{BTreeSet, HashMap};
@@ -20,6 +20,10 @@ pub struct Requests {
     /// Python stack of each event.
     frames: Vec<Ref>,
     arena: Arena,
+    /// Names of memory in a recording, by their ids in `frames`; `None` for a snapshot.
+    pub(crate) names: Option<HashMap<Ref, String>>,
+    /// Number of requests whose bytes are unknown. The bytes of the block stand for them.
+    pub block_sizes: u64,
     /// Number and bytes of requests that were made before the history began. They are the first of `events`.
     pub older: (u64, u64),
     /// Text of PYTORCH_CUDA_ALLOC_CONF, if the snapshot has it.
@@ -55,10 +59,39 @@ impl Requests {
     }
 
     /// Returns the innermost Python line outside PyTorch that made a request, as `file.py:line(function)`; `None` without stacks.
+    /// For a recording, returns the name of the memory.
     pub fn place(&self, event: usize) -> Option<String> {
+        let frames = *self.frames.get(event)?;
+        if let Some(names) = &self.names {
+            return names.get(&frames).cloned();
+        }
         let mut stacks = Stacks::default();
-        let path = &stacks.classify(&self.arena, *self.frames.get(event)?)?.path;
+        let path = &stacks.classify(&self.arena, frames)?.path;
         path.rsplit('/').next().filter(|part| !part.is_empty()).map(str::to_owned)
+    }
+}
+
+/// History of an allocator on a device, and its state at the end.
+#[derive(Debug, Default)]
+pub(crate) struct History<'a> {
+    /// Entries, the oldest first.
+    pub entries: &'a [Entry],
+    /// Blocks in use.
+    pub blocks: Vec<Block>,
+    /// Bytes of segments.
+    pub reserved_bytes: u64,
+    /// Whether some segments belong to private pools.
+    pub has_private_pools: bool,
+    /// Whether the entries state their pool.
+    pub has_pools: bool,
+    /// Text of PYTORCH_CUDA_ALLOC_CONF.
+    pub settings: String,
+}
+
+impl History<'_> {
+    /// Returns the requests, the oldest first; `names` are those of memory, by the ids in the entries' `frames`.
+    pub(crate) fn requests(self, names: HashMap<Ref, String>) -> Requests {
+        Requests { names: Some(names), ..of_history(self) }
     }
 }
 
@@ -70,6 +103,8 @@ struct Collector {
     next: RequestId,
     /// Private pool of the last request; 0 for the default pool.
     scope: PoolId,
+    /// Whether the driver has refused memory for the next request.
+    is_refused: bool,
     time_us: u64,
     frames: Ref,
 }
@@ -82,6 +117,7 @@ impl Collector {
     }
 
     fn request(&mut self, entry: &Entry, has_failed: bool) {
+        self.is_refused = false;
         // A private pool usually serves the capture of a CUDA graph, so its requests are treated as part of a capture.
         if entry.pool != self.scope {
             if self.scope != 0 {
@@ -108,7 +144,9 @@ impl Collector {
         for pool in pools {
             self.push(Event::PoolEnds { pool });
         }
-        if next.is_some_and(needs_memory) {
+        if self.is_refused {
+            // The replay releases the memory for the same reason.
+        } else if next.is_some_and(needs_memory) {
             self.requests.uncertain_releases.push(self.requests.events.len());
         } else {
             self.push(Event::EmptyCache { pool: None });
@@ -116,17 +154,30 @@ impl Collector {
     }
 }
 
-/// Returns the requests on a device, the oldest first.
+/// Returns the requests on a device of a snapshot.
 pub(super) fn of(arena: Arena, snapshot: &Snapshot, device: u8) -> Requests {
-    let none = Vec::new();
-    let trace = snapshot.traces.get(usize::from(device)).unwrap_or(&none);
-    let mut collector = Collector::default();
-    collector.requests.settings = snapshot.settings_text.clone();
     let own = || snapshot.segments.iter().filter(|segment| !segment.is_host && segment.device == device);
-    collector.requests.names_pools = snapshot.has_pools;
-    collector.requests.has_private_pools = own().any(|segment| segment.is_private);
-    older(&mut collector, snapshot, device, trace);
-    reserved(&mut collector.requests, own().map(|segment| segment.bytes).sum(), trace);
+    let blocks = snapshot.blocks.iter().filter(|block| !block.is_host && block.device == device);
+    let history = History {
+        entries: snapshot.traces.get(usize::from(device)).map_or(&[], Vec::as_slice),
+        blocks: blocks.copied().collect(),
+        reserved_bytes: own().map(|segment| segment.bytes).sum(),
+        has_private_pools: own().any(|segment| segment.is_private),
+        has_pools: snapshot.has_pools,
+        settings: snapshot.settings_text.clone(),
+    };
+    Requests { arena, ..of_history(history) }
+}
+
+/// Returns the requests of a history, the oldest first.
+fn of_history(history: History<'_>) -> Requests {
+    let trace = history.entries;
+    let mut collector = Collector::default();
+    older(&mut collector, &history.blocks, trace);
+    reserved(&mut collector.requests, history.reserved_bytes, trace);
+    collector.requests.names_pools = history.has_pools;
+    collector.requests.has_private_pools = history.has_private_pools;
+    collector.requests.settings = history.settings;
     let mut place = 0;
     while let Some(entry) = trace.get(place) {
         (collector.time_us, collector.frames) = (entry.time_us, entry.frames);
@@ -158,14 +209,15 @@ pub(super) fn of(arena: Arena, snapshot: &Snapshot, device: u8) -> Requests {
                 place += length;
                 collector.given_back(run, trace.get(place));
             }
+            Action::Refused => collector.is_refused = true,
             Action::SegmentAlloc | Action::SegmentMap | Action::Annotate | Action::Snapshot => {}
         }
     }
-    Requests { arena, ..collector.requests }
+    collector.requests
 }
 
-/// Adds requests from before the history: of blocks that it frees, and of blocks in the snapshot, whose allocation it lacks.
-fn older(collector: &mut Collector, snapshot: &Snapshot, device: u8, trace: &[Entry]) {
+/// Adds requests from before the history: of blocks that it frees, and of blocks at its end, whose allocation it lacks.
+fn older(collector: &mut Collector, blocks: &[Block], trace: &[Entry]) {
     let mut known = BTreeSet::new();
     let mut found = Vec::new();
     for entry in trace {
@@ -177,9 +229,8 @@ fn older(collector: &mut Collector, snapshot: &Snapshot, device: u8, trace: &[En
             _ => {}
         }
     }
-    for block in snapshot.blocks.iter().filter(|block| !block.is_host && block.device == device) {
-        if known.insert(block.address) {
-            let &super::model::Block { address, requested, stream, .. } = block;
+    for &Block { address, requested, stream, .. } in blocks {
+        if known.insert(address) {
             found.push(Entry { address, bytes: requested, stream, ..Entry::default() });
         }
     }

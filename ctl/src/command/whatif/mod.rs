@@ -7,7 +7,7 @@ use crate::args::WhatIf;
 use crate::exit::Kind;
 use crate::output::print;
 use anyhow::Result;
-use gpumem_import::torch_snapshot;
+use gpumem_import::{recorded, torch_snapshot};
 use gpumem_replay::{Release, Settings};
 use gpumem_runs::input::Input;
 use trials::{Recorded, Trial};
@@ -24,7 +24,12 @@ const SWEEP: [&str; 7] = [
 ];
 
 pub(crate) fn run(args: &WhatIf) -> Result<()> {
-    let requests = torch_snapshot::requests(Input::open(&args.file)?, args.gpu)?;
+    let input = Input::open(&args.file)?;
+    let requests = if recorded::looks_like(input.head()) {
+        recorded::requests(input, args.pid, args.gpu)?
+    } else {
+        torch_snapshot::requests(input, args.gpu)?
+    };
     // Histories state the pool of a request from PyTorch 2.12 on.
     let newest = if requests.names_pools { Release::LAST } else { Release::new(11) };
     let release = args.torch.unwrap_or(newest);

@@ -1,0 +1,373 @@
+//! Extracts the requests of a program to PyTorch's allocator on one device from a recording, for a replay.
+//!
+//! The records become entries like those of PyTorch's own history (torch_snapshot/model.rs), and so have the same rules. A block
+//! states its request, if the agent could read it ([`Request`]). Otherwise the size of the block stands for it, and is counted.
+
+use crate::torch_snapshot::model::{Action, Block, Event as Entry};
+use crate::torch_snapshot::{self, Requests};
+use gpumem_ledger::{Origin, ProcessKey};
+use gpumem_model::units::plural;
+use gpumem_runs::builder::Sink;
+use gpumem_runs::input::{Error, Input};
+use gpumem_runs::recording;
+use gpumem_wire::{Body, Flags, FreeState, PoolOwner, Record, Request, Stamp};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+/// Name of the pool of PyTorch's allocator, as the agent gives it.
+const POOL_NAME: &str = "torch";
+/// Maximum size in bytes of a segment or block, as in the ledger, and of all segments together.
+const MAX_BYTES: u64 = 1 << 48;
+
+/// Returns whether a file begins like a recording.
+pub use gpumem_runs::recording::looks_like;
+
+/// Reads what a process requested from PyTorch's allocator on a device; without `pid` and `device`, those with the most requests.
+///
+/// # Errors
+/// Those of [`recording::read`]. [`Error::Unsuitable`] if there are no such requests, or if records are missing between them.
+pub fn requests(input: Input, pid: Option<u32>, device: Option<u8>) -> Result<Requests, Error> {
+    let path = input.path.clone();
+    let unsuitable = |what: String| Error::Unsuitable { path: path.clone(), what };
+    let mut programs = Programs::default();
+    recording::read(input, &mut programs)?;
+    let is_wanted = |key: &ProcessKey| pid.is_none_or(|pid| key.pid == pid);
+    let found = programs.of.into_iter().filter(|(key, _)| is_wanted(key));
+    let histories = found.filter_map(|(key, mut program)| {
+        let is_wanted = |history: &History| device.is_none_or(|device| history.device == device);
+        let pools = std::mem::take(&mut program.pools).into_values().filter(is_wanted);
+        let history = pools.max_by_key(|history| history.requests)?;
+        Some((key, program, history))
+    });
+    let Some((key, program, history)) = histories.max_by_key(|(.., history)| history.requests) else {
+        let what = "has no blocks of PyTorch's allocator for this process and GPU: was the program started with gpumemctl run?";
+        return Err(unsuitable(what.into()));
+    };
+    if program.missing > 0 {
+        let records = plural(program.missing, "record");
+        let what = format!(
+            "lacks {records} of process {}, so what the program requested is unknown (lost, or withheld while it was muted)",
+            key.pid
+        );
+        return Err(unsuitable(what));
+    }
+    Ok(history.requests(program))
+}
+
+/// A block in use.
+struct Live {
+    seq: u64,
+    bytes: u64,
+    stream: u32,
+    pool: u32,
+    tag: u32,
+    is_pending: bool,
+}
+
+/// A segment, or a part of an expandable one.
+struct Segment {
+    bytes: u64,
+    /// Private pool; 0 for the default pool.
+    pool: u32,
+    is_mapped: bool,
+}
+
+/// History of the allocator's pool on a device.
+#[derive(Default)]
+struct History {
+    device: u8,
+    entries: Vec<Entry>,
+    /// Blocks in use, by address.
+    live: HashMap<u64, Live>,
+    /// Segments, by address.
+    segments: BTreeMap<u64, Segment>,
+    /// Ids of private pools, by their numbers in the recording. A number is used again after its pool has ended.
+    pools: HashMap<u16, u32>,
+    /// Number of private pools so far.
+    pool_count: u32,
+    /// Bytes of all segments.
+    reserved: u64,
+    /// Bytes of segments that are older than the agent.
+    unseen: u64,
+    requests: u64,
+    /// Number of requests whose bytes are those of the block.
+    unknown: u64,
+    /// Number of frees of unknown blocks.
+    odd: u64,
+    /// Free bytes of the device when the driver last refused memory.
+    free_bytes: Option<u64>,
+    /// Whether the driver has refused memory since the last request.
+    is_refused: bool,
+    last_stream: u32,
+}
+
+impl History {
+    fn push(&mut self, action: Action, stamp: &Stamp, address: u64, bytes: u64) -> &mut Entry {
+        let time_us = stamp.time_ns / 1000;
+        self.entries.push(Entry { action, address, bytes, time_us, ..Entry::default() });
+        let last = self.entries.len() - 1;
+        &mut self.entries[last]
+    }
+
+    /// Adds a segment, or a part of an expandable one. Parts that are mapped together are one entry.
+    fn add_segment(&mut self, stamp: &Stamp, address: u64, bytes: u64, is_mapped: bool) {
+        if self.segments.contains_key(&address) || self.reserved.saturating_add(bytes) > MAX_BYTES {
+            return;
+        }
+        self.reserved += bytes;
+        self.segments.insert(address, Segment { bytes, pool: 0, is_mapped });
+        if is_older(stamp) {
+            return;
+        }
+        match self.entries.last_mut() {
+            Some(last)
+                if is_mapped
+                    && last.action == Action::SegmentMap
+                    && last.address.checked_add(last.bytes) == Some(address) =>
+            {
+                last.bytes += bytes;
+            }
+            _ => {
+                let action = if is_mapped { Action::SegmentMap } else { Action::SegmentAlloc };
+                self.push(action, stamp, address, bytes);
+            }
+        }
+    }
+
+    fn remove_segments(&mut self, stamp: &Stamp, address: u64, bytes: u64) {
+        let end = address.saturating_add(bytes.max(1));
+        let gone: Vec<u64> = self.segments.range(address..end).map(|(address, _)| *address).collect();
+        for address in gone {
+            let Some(Segment { bytes, pool, is_mapped }) = self.segments.remove(&address) else { continue };
+            self.reserved -= bytes;
+            // Segments of a private pool are released after its end, or for a request that the driver has refused.
+            if pool != 0 && !self.is_refused {
+                self.pools.retain(|_, id| *id != pool);
+            }
+            match self.entries.last_mut() {
+                Some(last)
+                    if is_mapped
+                        && last.action == Action::SegmentUnmap
+                        && last.address.checked_add(last.bytes) == Some(address) =>
+                {
+                    last.bytes += bytes;
+                }
+                _ => {
+                    let action = if is_mapped { Action::SegmentUnmap } else { Action::SegmentFree };
+                    self.push(action, stamp, address, bytes).pool = pool;
+                }
+            }
+        }
+    }
+
+    fn allocate(&mut self, stamp: &Stamp, address: u64, bytes: u64) {
+        if self.live.get(&address).is_some_and(|live| live.seq == stamp.seq) || bytes > MAX_BYTES {
+            return; // restated, or repeated after a resync
+        }
+        let request = Request::of(stamp);
+        let unused = request.map_or(0, |request| u64::from(request.unused_bytes));
+        let (stream, pool) = request.map_or((0, 0), |request| (request.stream.into(), request.pool));
+        let pool = self.pool_id(pool);
+        let bytes = bytes.saturating_sub(unused);
+        self.requests += 1;
+        self.unknown += u64::from(request.is_none());
+        let live = Live { seq: stamp.seq, bytes, stream, pool, tag: stamp.tag, is_pending: false };
+        if self.live.insert(address, live).is_some() {
+            self.odd += 1;
+        }
+        if let Some((_, segment)) = self.segments.range_mut(..=address).next_back() {
+            segment.pool = pool;
+        }
+        if !is_older(stamp) {
+            (self.last_stream, self.is_refused) = (stream, false);
+            let entry = self.push(Action::Alloc, stamp, address, bytes);
+            (entry.stream, entry.pool, entry.frames) = (stream, pool, stamp.tag);
+        }
+    }
+
+    /// Returns the id of a private pool; 0 for the default pool.
+    fn pool_id(&mut self, number: u16) -> u32 {
+        if number == 0 {
+            return 0;
+        }
+        *self.pools.entry(number).or_insert_with(|| {
+            self.pool_count += 1;
+            self.pool_count
+        })
+    }
+
+    fn free(&mut self, stamp: &Stamp, address: u64, state: FreeState) {
+        let Some(live) = self.live.get_mut(&address) else {
+            self.odd += 1;
+            return;
+        };
+        let was_pending = std::mem::replace(&mut live.is_pending, true);
+        let entry = Entry {
+            address,
+            bytes: live.bytes,
+            time_us: stamp.time_ns / 1000,
+            stream: live.stream,
+            pool: live.pool,
+            frames: live.tag,
+            ..Entry::default()
+        };
+        if !was_pending {
+            self.entries.push(Entry { action: Action::FreeRequested, ..entry });
+        }
+        if state != FreeState::Pending {
+            self.entries.push(Entry { action: Action::FreeCompleted, ..entry });
+            self.live.remove(&address);
+        }
+    }
+
+    fn fail(&mut self, stamp: &Stamp, bytes: u64, is_refused: bool) {
+        let free = self.free_bytes.take().filter(|_| is_refused);
+        self.is_refused = false;
+        let stream = self.last_stream;
+        let entry = self.push(Action::Oom, stamp, free.unwrap_or(u64::MAX), bytes);
+        (entry.stream, entry.frames) = (stream, stamp.tag);
+    }
+
+    /// Converts the history to requests.
+    fn requests(self, program: Program) -> Requests {
+        let block = |(address, live): (u64, Live)| Block {
+            address,
+            requested: live.bytes,
+            stream: live.stream,
+            frames: live.tag,
+            ..Block::default()
+        };
+        let history = torch_snapshot::History {
+            entries: &self.entries,
+            blocks: self.live.into_iter().map(block).collect(),
+            reserved_bytes: self.reserved,
+            has_private_pools: self.segments.values().any(|segment| segment.pool != 0),
+            has_pools: self.unknown == 0,
+            settings: program.settings,
+        };
+        let mut requests = history.requests(program.tags);
+        requests.block_sizes = self.unknown;
+        requests.odd += self.odd;
+        if self.unseen > 0 {
+            requests.older = (requests.older.0.max(1), requests.older.1.saturating_add(self.unseen));
+        }
+        requests
+    }
+}
+
+/// Whether a record is about memory that is older than the recording or the agent.
+fn is_older(stamp: &Stamp) -> bool {
+    stamp.flags.has(Flags::RESTATED) || stamp.flags.has(Flags::OLDER)
+}
+
+/// A program of a process.
+#[derive(Default)]
+struct Program {
+    instance: u16,
+    settings: String,
+    tags: HashMap<u32, String>,
+    /// Pools of PyTorch's allocator, one for each device.
+    pools: BTreeMap<u64, History>,
+    /// Addresses at which memory is mapped.
+    mapped: BTreeSet<u64>,
+    /// Number of the last ordered record; 0 before the first.
+    last_seq: u64,
+    /// Number of missing records.
+    missing: u64,
+}
+
+impl Program {
+    /// Counts the records that are missing before this one.
+    fn note_order(&mut self, stamp: &Stamp) {
+        if stamp.seq > self.last_seq && !stamp.flags.has(Flags::RESTATED) {
+            if self.last_seq > 0 {
+                self.missing = self.missing.saturating_add(stamp.seq - self.last_seq - 1);
+            }
+            self.last_seq = stamp.seq;
+        }
+    }
+
+    fn observe(&mut self, stamp: &Stamp, body: &Body<'_>) {
+        self.note_order(stamp);
+        let of_device = |history: &&mut History| history.device == stamp.device;
+        match *body {
+            Body::Hello { instance, claims, .. } => self.begin(instance, claims),
+            Body::Tag { path } => drop(self.tags.insert(stamp.tag, path.to_owned())),
+            Body::ResyncBegin { after_seq, .. } if self.last_seq == 0 => self.last_seq = after_seq,
+            Body::Lost { count, .. } => self.missing = self.missing.saturating_add(count),
+            Body::PoolCreate { pool, owner: PoolOwner::Framework, .. }
+                if self.tags.get(&stamp.tag).is_some_and(|name| name == POOL_NAME) =>
+            {
+                let history = || History { device: stamp.device, ..History::default() };
+                self.pools.entry(pool).or_insert_with(history);
+            }
+            Body::VmmMap { address, .. } => drop(self.mapped.insert(address)),
+            Body::VmmUnmap { address, .. } => drop(self.mapped.remove(&address)),
+            Body::SegmentAdd { address, bytes, pool } => {
+                let is_mapped = self.mapped.contains(&address);
+                if let Some(history) = self.pools.get_mut(&pool) {
+                    history.add_segment(stamp, address, bytes, is_mapped);
+                }
+            }
+            Body::SegmentRemove { address, bytes, pool } => {
+                if let Some(history) = self.pools.get_mut(&pool) {
+                    history.remove_segments(stamp, address, bytes);
+                }
+            }
+            Body::BlockAlloc { address, bytes, pool, .. } => {
+                if let Some(history) = self.pools.get_mut(&pool) {
+                    history.allocate(stamp, address, bytes);
+                }
+            }
+            Body::BlockFree { address, pool, state } => {
+                if let Some(history) = self.pools.get_mut(&pool) {
+                    history.free(stamp, address, state);
+                }
+            }
+            Body::Pressure { device_free_bytes, .. } => {
+                if let Some(history) = self.pools.values_mut().find(of_device) {
+                    (history.free_bytes, history.is_refused) = (device_free_bytes.0, true);
+                    history.push(Action::Refused, stamp, 0, 0);
+                }
+            }
+            Body::Oom { bytes, result, .. } => {
+                if let Some(history) = self.pools.values_mut().find(of_device) {
+                    history.fail(stamp, bytes, result != 0);
+                }
+            }
+            Body::Baseline { bytes } => {
+                if let Some(history) = self.pools.values_mut().find(of_device) {
+                    history.unseen = history.unseen.max(bytes.min(MAX_BYTES));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Notes the program that begins; a process may run several, one after the other.
+    fn begin(&mut self, instance: u16, claims: &str) {
+        if instance != self.instance {
+            *self = Program { instance, ..Program::default() };
+        }
+        let claim = |name: &str| claims.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
+        let settings = claim("alloc_conf").or_else(|| claim("cuda_alloc_conf"));
+        self.settings = settings.unwrap_or_default().to_owned();
+    }
+}
+
+/// Collects the programs of a recording.
+#[derive(Default)]
+struct Programs {
+    of: BTreeMap<ProcessKey, Program>,
+}
+
+impl Sink for Programs {
+    fn observe(&mut self, origin: Origin, record: &Record<'_>) {
+        if let Origin::Process(key) = origin {
+            self.of.entry(key).or_default().observe(&record.stamp, &record.body);
+        }
+    }
+
+    fn caveat(&mut self, _code: &str, _text: String) {}
+
+    fn reject(&mut self, _count: u64) {}
+}
