@@ -91,8 +91,6 @@ struct History {
     requests: u64,
     /// Number of requests whose bytes are those of the block.
     unknown: u64,
-    /// Number of frees of unknown blocks.
-    odd: u64,
     /// Free bytes of the device when the driver last refused memory.
     free_bytes: Option<u64>,
     /// Whether the driver has refused memory since the last request.
@@ -171,9 +169,7 @@ impl History {
         self.requests += 1;
         self.unknown += u64::from(request.is_none());
         let live = Live { seq: stamp.seq, bytes, stream, pool, tag: stamp.tag, is_pending: false };
-        if self.live.insert(address, live).is_some() {
-            self.odd += 1;
-        }
+        self.live.insert(address, live);
         if let Some((_, segment)) = self.segments.range_mut(..=address).next_back() {
             segment.pool = pool;
         }
@@ -196,10 +192,8 @@ impl History {
     }
 
     fn free(&mut self, stamp: &Stamp, address: u64, state: FreeState) {
-        let Some(live) = self.live.get_mut(&address) else {
-            self.odd += 1;
-            return;
-        };
+        // Blocks that were allocated before the recording are unknown.
+        let Some(live) = self.live.get_mut(&address) else { return };
         let was_pending = std::mem::replace(&mut live.is_pending, true);
         let entry = Entry {
             address,
@@ -246,7 +240,6 @@ impl History {
         };
         let mut requests = history.requests(program.tags);
         requests.block_sizes = self.unknown;
-        requests.odd += self.odd;
         if self.unseen > 0 {
             requests.older = (requests.older.0.max(1), requests.older.1.saturating_add(self.unseen));
         }
