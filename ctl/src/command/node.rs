@@ -9,12 +9,14 @@ use anyhow::Result;
 use gpumem_model::control::{ProcessFinding, ProcessRow, Ps};
 use gpumem_model::units::{Unit, thousands};
 use gpumem_report::table::{Align, Table, cut};
-use gpumem_report::text::{escape, short_command, wrapped};
+use gpumem_report::text::{command_line, escape, wrapped};
 
 /// Maximum number of devices, findings, and processes of one device that are listed.
 const DEVICES: usize = 12;
 const FINDINGS: usize = 3;
 const HOLDERS: usize = 3;
+/// Maximum width of a process's command.
+const COMMAND: usize = 40;
 /// Maximum number of lines of one finding.
 const FINDING_LINES: usize = 2;
 
@@ -44,7 +46,8 @@ pub(super) fn finding_line(ps: &Ps, finding: &ProcessFinding) -> String {
         row.pid == finding.pid && finding.device.is_none_or(|device| row.device == device)
     };
     let row = ps.processes.iter().find(is_its);
-    let command = row.and_then(|row| row.command.as_deref()).map(short_command).unwrap_or_default();
+    let command = row.and_then(|row| row.command.as_deref()).map(|command| command_line(command, COMMAND));
+    let command = command.unwrap_or_default();
     let device = finding.device.and_then(|device| ps.devices.get(device));
     let device = device.map(|device| format!("GPU {} ", device.index)).unwrap_or_default();
     let text = escape(&finding.text);
@@ -106,7 +109,7 @@ fn holders(ps: &Ps, index: usize, unit: Unit) -> String {
     let processes = DeviceAmounts::of(ps, index, unit).processes;
     let name = |(row, used): &(usize, Option<i64>)| {
         let process = &ps.processes[*row];
-        let command = process.command.as_deref().map(short_command);
+        let command = process.command.as_deref().map(|command| command_line(command, COMMAND));
         let name = command.or_else(|| process.user.as_deref().map(escape)).unwrap_or_else(|| "-".to_owned());
         let pid = if process.pid == 0 { String::new() } else { format!(" (pid {})", process.pid) };
         format!("{name} {}{pid}", used.map_or("-".to_owned(), |steps| unit.print(steps)))

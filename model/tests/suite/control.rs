@@ -29,14 +29,14 @@ prop_compose! {
 
 prop_compose! {
     fn process()(
-        ids: (u32, usize, Option<u64>), user: Option<String>, flags in few(), used_bytes: Option<u64>,
+        ids: (u32, usize, Option<u64>, Option<u64>), user: Option<String>, flags in few(), used_bytes: Option<u64>,
         protected_bytes: Option<u64>,
         signed: (Option<i64>, Option<i64>, Option<i64>), age_ms: Option<u64>, why: Option<String>, command: Option<String>,
         who in prop::collection::btree_map(any::<String>(), any::<String>(), 0..3),
     ) -> ProcessRow {
-        let ((pid, device, uid), (tracked_bytes, idle_bytes, untrackable_bytes)) = (ids, signed);
+        let ((pid, device, start_ticks, uid), (tracked_bytes, idle_bytes, untrackable_bytes)) = (ids, signed);
         ProcessRow {
-            pid, device, uid, user, flags, used_bytes, tracked_bytes, idle_bytes, untrackable_bytes, age_ms, why, command, who,
+            pid, device, start_ticks, uid, user, flags, used_bytes, tracked_bytes, idle_bytes, untrackable_bytes, age_ms, why, command, who,
             protected_bytes,
         }
     }
