@@ -170,7 +170,7 @@ fn jobs_of_several_ranks_are_compared_by_rank_and_as_a_whole() {
     let (code, text) = diff_text(&daemon, &machine, &compared);
     println!("{text}");
     assert_eq!(code, Some(0));
-    assert!(text.contains("2 processes of job before, all ended, each at its own time"), "{text}");
+    assert!(text.contains("2 processes of job before, all ended, each run at its own time"), "{text}");
     assert!(text.contains("2 ranks (2 by rank)") && text.contains("all ranks"), "{text}");
     assert!(text.contains("next: gpumemctl diff --job before after"), "{text}");
     let diff = document(diff_text(&daemon, &machine, &[&compared[..], &["--json"]].concat()));

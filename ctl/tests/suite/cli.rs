@@ -187,7 +187,7 @@ fn bad_files_are_named_with_what_would_be_right() {
         (folder.file("packed.gz", b"\x1f\x8b\x08\0\0\0"), 4, "unpack it first"),
         (folder.file("wide.log", b"\xff\xfe[\0m\0e\0m\0]\0"), 4, "iconv -f UTF-16"),
         (folder.file("wide2.log", b"[\0m\0e\0m\0]\0"), 4, "iconv -f UTF-16LE"),
-        (folder.file("other.txt", "hello\nworld\n"), 4, "known are: recording, "),
+        (folder.file("other.txt", "hello\nworld\n"), 4, "the known formats are: recording, "),
         (folder.file("future.gpumem", b"GPUMEMR\n\x09\0\0\0\0\0\0\0"), 4, "format 9, this program reads 1"),
     ];
     for (file, code, words) in &cases {

@@ -297,6 +297,6 @@ mod tests {
         root.file("proc/77/comm", "nvidia-cuda-mps\n").file("proc/77/environ", "HOME=/\0");
         assert_eq!(mps(&root.0).map(|of| (of.state, of.subject)), Some((State::Ok, "pid 77".into())));
         root.file("proc/77/environ", "HOME=/\0CUDA_INJECTION64_PATH=/usr/lib/gpumem/libgpumem.so\0");
-        assert!(mps(&root.0).is_some_and(|of| of.text.contains("off in its server")));
+        assert!(mps(&root.0).is_some_and(|of| of.text.contains("off in the MPS server")));
     }
 }
