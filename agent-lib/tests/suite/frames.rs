@@ -172,7 +172,11 @@ mod python {
         };
         let output = program(&python, &folder, &helper).output().expect("it runs");
         assert_eq!(output.status.code(), Some(3), "{}", said(&output));
-        assert!(said(&output).contains("\nreason this agent does not know CPython 3.8\n"), "{}", said(&output));
+        assert!(
+            said(&output).contains("\nreason this agent does not know CPython 3.8\n"),
+            "{}",
+            said(&output)
+        );
     }
 
     /// Without a GIL no frames are read, and the reason is reported. Data that programs report from concurrent threads is

@@ -394,7 +394,8 @@ fn a_pid_that_nobody_knows_is_answered_with_what_was_looked_at() {
     let _daemon = daemon(&folder);
     let (exit, message) = failure(&folder.run(&["report", &std::process::id().to_string()]));
     assert_eq!(exit, 3);
-    for words in ["gpumem/control.sock has no run of this process", "the process runs (", "gpumemctl doctor"] {
+    for words in ["gpumem/control.sock has no run of this process", "the process runs (", "gpumemctl doctor"]
+    {
         assert!(message.contains(words), "{message}");
     }
     stdout(&folder.run(&["import", "tbd-log", &shipped().to_string_lossy()]));

@@ -196,7 +196,9 @@ mod tests {
         assert_eq!(state("pid:[7]", "pid:[8]"), Some(State::Warn));
         assert!(pid_namespace(None, Some(HOST_NAMESPACE)).is_none());
         assert!(clocks(Some("5000000000"), 5_100_000_000).is_none());
-        assert!(clocks(Some("5000000000"), 9_000_000_000).is_some_and(|of| of.text.contains("differ by 4 s")));
+        assert!(
+            clocks(Some("5000000000"), 9_000_000_000).is_some_and(|of| of.text.contains("differ by 4 s"))
+        );
     }
 
     #[test]
