@@ -101,7 +101,7 @@ pub fn table(heads: &[&str], lines: &[Line]) -> Vec<String> {
         let complete = |&column: &usize| {
             [PREDATES, PEAK].contains(&column) || steps.iter().all(|row| row[column].is_some())
         };
-        let note = if columns.iter().all(complete) { "" } else { "of what is known" };
+        let note = if columns.iter().all(complete) { "" } else { "of the known values" };
         let amounts =
             columns.iter().map(|&column| if column == PEAK { String::new() } else { cell(sum_of(column)) });
         printed.row_with_note(names.chain(amounts), note);
@@ -264,7 +264,7 @@ mod tests {
                 "device   used  tracked  idle  Untrackable  (bytes)",
                 "a         600      100     0          500",
                 "b\\u{1b}    50        -     -            -",
-                "sum       650      100     0          500  of what is known",
+                "sum       650      100     0          500  of the known values",
             ]
         );
         assert_eq!(table(&[""], &[known]).len(), 2, "one row needs no sum");

@@ -204,7 +204,7 @@ fn a_launcher_is_the_table_of_its_children() {
     let starts: Vec<&str> = rows[1..].iter().map(|row| &row[..9]).collect();
     assert_eq!(starts, ["0     100", "1     101", "-     102", "sum      "], "{text}");
     assert!(rows[3].contains("5.0        -     -            -  train.py (uncovered)"), "{text}");
-    assert!(rows[4].ends_with("of what is known"), "{text}");
+    assert!(rows[4].ends_with("of the known values"), "{text}");
     assert_eq!(
         text.replace(&format!("started by pid {launcher}"), "").lines().nth(3),
         stdout(&folder.run(&["report", "--job", "j1"])).lines().nth(3)

@@ -64,7 +64,7 @@ function overview() {
           process.covered ? null : h("span", { class: "soft" }, " uncovered")),
         keys.map((key) => number(steps[key], device.amounts[key])), number(device.peak_tracked === null ? null : round(device.peak_tracked), device.peak_tracked),
         h("td", { class: "optional", "aria-hidden": "true" }, spark(device))))),
-      PLACES.length > 1 ? h("tfoot", {}, h("tr", {}, several ? h("td") : null, h("th", { scope: "row" }, "sum of what is known"), keys.map(columnSum), h("td"), h("td", { class: "optional" }))) : null)));
+      PLACES.length > 1 ? h("tfoot", {}, h("tr", {}, several ? h("td") : null, h("th", { scope: "row" }, "sum of the known values"), keys.map(columnSum), h("td"), h("td", { class: "optional" }))) : null)));
 }
 
 // Returns the summary: findings, how the process ended, its last OOM, and the memory it used.

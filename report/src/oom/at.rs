@@ -158,13 +158,13 @@ fn end_line(found: &ProcessEnd<'_>) -> String {
     let used = device.last.used_bytes();
     let unit = Unit::for_largest(total.max(used.unwrap_or(0)));
     let user = run.process.facts.get("user").map_or("-", String::as_str);
-    let held = used.map_or("used: not known".to_owned(), |used| format!("used {}", unit.amount(used)));
-    let free = device.reading.map_or("free: not known".to_owned(), |reading| {
+    let held = used.map_or("used: unknown".to_owned(), |used| format!("used {}", unit.amount(used)));
+    let free = device.reading.map_or("free: unknown".to_owned(), |reading| {
         format!("free {} at its last reading", unit.amount(signed(reading.free_bytes)))
     });
     let status = match run.state {
         State::Closed { status: Some(status), .. } => exit(status),
-        _ => "status not known".to_owned(),
+        _ => "status unknown".to_owned(),
     };
     let ending = Ending::of(run).map(|ending| format!("; {}", super::sentence(&ending))).unwrap_or_default();
     format!("{user} {} {}: {status}, {held}, {free} ({}){ending}", run.process.pid, label(run), unit.name)

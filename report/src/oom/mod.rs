@@ -242,7 +242,7 @@ fn fate(oom: &Oom) -> String {
             format!("FATAL ({status} after {}.{} s)", after_ns / 1_000_000_000, after_ns / 100_000_000 % 10)
         }
         Fate::Fatal { .. } | Fate::Survived => "survived".to_owned(),
-        Fate::Open => "outcome not known yet".to_owned(),
+        Fate::Open => "outcome unknown so far".to_owned(),
     }
 }
 
@@ -280,7 +280,7 @@ fn request(oom: &Oom, unit: Unit) -> String {
         Some(free) => {
             format!(", free {}: enough, but not in one piece or not for this process", unit.amount(free))
         }
-        None => ", free: not known".to_owned(),
+        None => ", free: unknown".to_owned(),
     };
     format!("asked {asked}{segment}{free}{refused}")
 }

@@ -106,7 +106,7 @@ fn sums(bridge: &Bridge, unit: Unit, printed: Printed, out: &mut Lines) {
             let used = tracked + gap + printed.predates.unwrap_or(0);
             format!(" + Untrackable {} = {}", print(gap), print(used))
         }
-        None => format!(" = tracked {}; what nvidia-smi says is not known", print(tracked)),
+        None => format!(" = tracked {}; nvidia-smi's figure is unknown", print(tracked)),
     };
     out.inset(&words);
 }

@@ -110,7 +110,7 @@ pub(super) fn join_parts(one: &mut One, args: &Args) -> Result<Vec<(String, u64,
         }
     }
     parts.sort_by_key(|(_, part)| number(part));
-    let name = one.id.clone().unwrap_or_else(|| "the part that goes on".to_owned());
+    let name = one.id.clone().unwrap_or_else(|| "the part that continues".to_owned());
     let at = parts.partition_point(|(_, part)| number(part) < number(run));
     parts.insert(at, (name, run.clone()));
     let spans =
