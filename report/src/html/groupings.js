@@ -101,7 +101,7 @@ function entries(device) {
       ` ${withUnit(bytes)}`, h("span", { class: "soft" }, ` · ${sorted.length === 1 ? "1 tag" : thousands(sorted.length) + " tags"}`)), table);
   });
   const single = gap && gap.bytes[state.moment] !== null
-    ? h("p", {}, swatch("untrackable"), `Untrackable ${withUnit(gap.bytes[state.moment])}`, h("span", { class: "soft" }, " · no tags: nobody allocated it by name")) : null;
+    ? h("p", {}, swatch("untrackable"), `Untrackable ${withUnit(gap.bytes[state.moment])}`, h("span", { class: "soft" }, " · no tags: this memory has no names")) : null;
   return section("entries", "Largest tags", `Largest tags of each ${DATA.groupings[by].name === "layer" ? "layer" : "data structure"} ${moments()[state.moment]}`,
     lists.length ? lists : h("p", { class: "soft" }, "No bytes with a name or a tag."), single);
 }

@@ -39,7 +39,7 @@ function bridge(process, device) {
   const lines = [
     [isPool ? "memory_allocated" : "allocated from the driver by torch's library", "memory_allocated_bytes", ""], ["+ idle", "idle_bytes", ""],
     [isPool ? "= memory_reserved" : "= held by torch", "memory_reserved_bytes", "total"], ["+ outside torch", "outside_bytes", ""],
-    ["+ predates the agent", "predates_bytes", ""], ["+ Untrackable", "untrackable_bytes", ""], ["= used, as nvidia-smi says", "used_bytes", "total"],
+    ["+ predates the agent", "predates_bytes", ""], ["+ Untrackable", "untrackable_bytes", ""], ["= used, as nvidia-smi shows", "used_bytes", "total"],
   ];
   const body = lines.map(([name, key, kind], row) => {
     if (key === "predates_bytes" && told.every(({ of }) => !of[key])) return null;
@@ -125,10 +125,10 @@ function ooms(process, device) {
   const one = (oom, isOpen) => h("details", { open: isOpen, class: "oomrecord", "data-key": "oom " + oom.t }, h("summary", {}, h("bdi", {}, oom.lines[0] ?? "")),
     h("pre", { tabindex: "0" }, oom.lines.slice(1).join("\n")),
     h("div", { class: "pair even" }, oom.held.length ? table("what this process held then", oom.held, ranked) : null,
-      oom.holders.length ? table("who held the device then", oom.holders, (name) => DEVICE_COLORS[name] ?? SMALLER) : null));
+      oom.holders.length ? table("memory of the device by process", oom.holders, (name) => DEVICE_COLORS[name] ?? SMALLER) : null));
   // Opens only the last record that is not just a refused allocation.
   const last = all.findLastIndex((oom) => oom.kind !== "refused");
-  return section("oom", "Out of memory", "When memory ran out", all.map((oom, at) => one(oom, at === last)), dropped ? h("p", {}, `${thousands(dropped)} more are not told here.`) : null);
+  return section("oom", "Out of memory", "When memory ran out", all.map((oom, at) => one(oom, at === last)), dropped ? h("p", {}, `${thousands(dropped)} more are not shown here.`) : null);
 }
 
 function words(process, device) {

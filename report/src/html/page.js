@@ -77,7 +77,7 @@ function verdict(process, device) {
   const size = device.total === null ? "" : ` of ${withUnit(device.total)}`;
   const used = row.bytes[1] ?? row.bytes[0];
   const said = used === null ? (device.peak_tracked === null ? "" : `Tracked ${withUnit(device.peak_tracked)}${size} at its peak.`)
-    : `It used ${withUnit(used)}${size}${row.bytes[1] === null ? " at the end." : ` at the peak${process.covered ? " of what is tracked" : ""}, ${time(process.clock, device.peak_t)}.`}`;
+    : `It used ${withUnit(used)}${size}${row.bytes[1] === null ? " at the end." : ` at the peak${process.covered ? " of tracked memory" : ""}, ${time(process.clock, device.peak_t)}.`}`;
   const isWell = process.verdict[0]?.startsWith("no problem");
   return [
     process.verdict.map((line) => h("p", isWell ? {} : { class: "alert", role: "note" }, h("bdi", {}, line))),

@@ -221,7 +221,7 @@ function timeline(process, device, move) {
 function legendOf(all) {
   const lines = [];
   const line = (className, text) => lines.push(h("span", {}, s("svg", { width: 22, height: 8, "aria-hidden": "true" }, s("path", { class: className, d: "M0 4H22" })), " " + text));
-  if (all.course.buckets.some((bucket) => bucket[1])) line("used", "used, as NVML says");
+  if (all.course.buckets.some((bucket) => bucket[1])) line("used", "used, as NVML reports");
   if (all.course.buckets.some((bucket) => bucket[2])) line("tracked", all.course.t.length ? "highest tracked" : "tracked");
   if (!all.course.t.length && all.course.buckets.some((bucket) => bucket[3])) line("gapline", "Untrackable");
   const areas = all.bands.map((band) => h("span", {}, swatch(band.code), h("bdi", {}, band.name)));

@@ -100,7 +100,7 @@ function problemView(source, what) {
   return (problem) => {
     document.body.classList.toggle("old", problem !== null);
     const old = source().receivedAt === null ? "" : ` ${what} are ${seconds(source().age())} old.`;
-    problemBox.replaceChildren(...(problem === null ? [] : [h("p", { class: "alert", id: "trouble" }, h("b", {}, problem.kind === "silent" ? "No answer. " : ""), h("bdi", {}, problem.why), `, since ${clockTime(problem.since)}.${old} This page goes on by itself.`)]));
+    problemBox.replaceChildren(...(problem === null ? [] : [h("p", { class: "alert", id: "trouble" }, h("b", {}, problem.kind === "silent" ? "No answer. " : ""), h("bdi", {}, problem.why), `, since ${clockTime(problem.since)}.${old} This page continues when the daemon answers again.`)]));
     announce(problem === null ? "The numbers are live again." : problem.why);
   };
 }

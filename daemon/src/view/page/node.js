@@ -225,7 +225,7 @@ function startNode() {
       takeNode(data);
       headline.replaceChildren("GPU memory of ", h("bdi", {}, data.host));
       document.title = `GPU memory of ${data.host}`;
-      pageFooter.textContent = `gpumemd ${data.program}. This page asks it once a second, and nobody else. ${data.shows === "tags" ? "" : "It shows categories; gpumemctl report shows tags to their owner."}`;
+      pageFooter.textContent = `gpumemd ${data.program}. This page sends it one request a second, and none to others. ${data.shows === "tags" ? "" : "It shows categories; gpumemctl report shows tags to their owner."}`;
       if (isFirst) toolbar.replaceChildren(tools(updates(nodeSource), drawNode));
       drawNode();
       if (isFirst && location.hash) document.getElementById(location.hash.slice(1))?.scrollIntoView();

@@ -87,7 +87,7 @@ function startProcess(key) {
     headline.replaceChildren(h("bdi", {}, data.title.replaceAll("  ", " · ")));
     document.title = `pid ${process.pid} · GPU memory`;
     subtitle.replaceChildren(...(PLACES.length > 1 ? [] : process.coverage.slice(0, 2).map((line) => h("p", { class: "soft" }, h("bdi", {}, line)))));
-    pageFooter.textContent = `gpumemd ${data.program}. This page asks it every other second, and nobody else. ${data.tags ? "" : "It shows categories; gpumemctl report " + process.pid + " shows tags to their owner."}`;
+    pageFooter.textContent = `gpumemd ${data.program}. This page sends it one request every two seconds, and none to others. ${data.tags ? "" : "It shows categories; gpumemctl report " + process.pid + " shows tags to their owner."}`;
     const names = JSON.stringify([data.unit, data.groupings.map((grouping) => grouping.names.length > 0), isOpen()]);
     if (names !== signature) {
       const at = toolbar.contains(document.activeElement) ? document.activeElement : null;
