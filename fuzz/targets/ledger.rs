@@ -82,7 +82,7 @@ fuzz_target!(|bytes: &[u8]| {
         }
     }
     let snapshot = ledger.snapshot();
-    snapshot.processes.iter().for_each(verify);
+    snapshot.processes.iter().for_each(|process| verify(process));
     for (at, process) in snapshot.processes.iter().enumerate() {
         for account in 0..process.accounts.len() {
             let _ =

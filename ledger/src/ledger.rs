@@ -96,6 +96,7 @@ impl Ledger {
             Origin::Process(_) if matches!(record.body, Body::ClockAnchor { .. }) => self.set_clock(record),
             Origin::Process(key) => {
                 let index = self.process(key);
+                self.processes[index].view.take();
                 if self.processes[index].memory_use.count_record() {
                     self.estimate_memory(index);
                 }
@@ -150,9 +151,11 @@ impl Ledger {
         index
     }
 
-    /// Returns the index of the process that a record of the host is about.
+    /// Returns the index of the process that a record of the host changes.
     fn process_of(&mut self, stamp: &Stamp, start_ticks: u64) -> usize {
-        self.process(ProcessKey { pid: stamp.thread, start_ticks })
+        let index = self.process(ProcessKey { pid: stamp.thread, start_ticks });
+        self.processes[index].view.take();
+        index
     }
 
     /// Returns the index of the device in a process's `Device` record; `None` if the process may not add that device.
@@ -255,7 +258,7 @@ impl Ledger {
             }
             Body::ProcessFacts { start_ticks, uid, parent_pid, facts } => {
                 let index = self.process_of(stamp, start_ticks);
-                let seen = &mut self.processes[index].facts;
+                let seen = Arc::make_mut(&mut self.processes[index].facts);
                 seen.uid = uid.0.or(seen.uid);
                 seen.parent_pid = Some(parent_pid).filter(|&pid| pid != 0);
                 seen.seen.extend(parse_lines(facts));
@@ -460,6 +463,7 @@ impl Ledger {
     pub fn begin_part(&mut self, key: ProcessKey, now_ns: u64) {
         let process = self.by_key.get(&key).and_then(|&index| self.processes.get_mut(index));
         if let Some(process) = process {
+            process.view.take();
             process.holdings.begin_part(now_ns);
             process.accounts.iter_mut().for_each(Account::restart_peaks);
             process.ooms.restart(now_ns);

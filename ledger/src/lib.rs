@@ -82,9 +82,10 @@ pub use history::ranges::{MAX_RANGES, MAX_SPANS, MAX_SPANS_OF_FILE};
 pub use history::trend::TrendView;
 pub use ledger::{Ledger, STALE_AFTER_NS};
 pub use process::coverage::{Blocked, Coverage, EarlierRecords, Facts};
+pub use process::view::{AccountView, PeakView, ProcessView};
 pub use rows::row::AnomalyCounts;
 pub use samples::pending::{ClosedSample, PeakGap};
-pub use snapshot::{AccountView, PeakView, ProcessView, Snapshot, sparse};
+pub use snapshot::{Snapshot, sparse};
 
 /// A hash map whose speed a hostile peer cannot reduce by its choice of keys.
 pub(crate) type Map<K, V> = std::collections::HashMap<K, V, foldhash::fast::RandomState>;

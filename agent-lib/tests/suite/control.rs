@@ -116,7 +116,7 @@ fn what_a_program_wants_is_done() {
         assert_eq!((tracked(&ledger), kinds.last().map(String::as_str)), (2 * MIB as i64, Some("Bye")));
         let process = ledger.snapshot().processes[0].clone();
         // It contains nothing from before its start: sums are exact, peaks are lower bounds.
-        let coverage = process.coverage;
+        let coverage = &process.coverage;
         assert!(coverage.lost == 4 && coverage.partial_history && !coverage.partial_state, "{coverage:?}");
         assert_eq!(process.odd, Default::default());
         assert_eq!(start(), 0, "nothing is overwritten");

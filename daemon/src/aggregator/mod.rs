@@ -555,8 +555,7 @@ impl Aggregator {
             Query::Mark(name, filter, reply) => {
                 let time_ns = clock::now_ns();
                 let snapshot = self.builder.ledger().snapshot();
-                let live =
-                    snapshot.processes.iter().filter(|process| process.ended.is_none() && filter(process));
+                let live = snapshot.running().filter(|process| filter(process));
                 let keys: Vec<ProcessKey> = live.map(|process| process.key).collect();
                 for key in &keys {
                     let stamp = Stamp { thread: key.pid, time_ns, ..Stamp::default() };

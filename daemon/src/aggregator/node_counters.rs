@@ -1,8 +1,9 @@
 //! Counts events of this machine since the daemon started, including those of ended processes. The metrics of a process disappear
 //! with it, so its out-of-memory events would mostly be gone before a scrape.
 
-use gpumem_ledger::{DeviceName, OomKind, ProcessKey, Snapshot};
+use gpumem_ledger::{DeviceName, OomKind, ProcessKey, ProcessView, Snapshot};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// Numbers of events since the daemon started.
 #[derive(Debug, Clone, Default)]
@@ -38,7 +39,10 @@ impl NodeCounters {
     /// Adds the events that are new in this snapshot. Forgets processes that have left the ledger.
     pub(crate) fn update(&mut self, snapshot: &Snapshot) {
         let mut before = std::mem::take(&mut self.seen);
-        for process in &snapshot.processes {
+        // Processes without losses and out-of-memory events need no entry.
+        let has_events =
+            |process: &&Arc<ProcessView>| process.coverage.lost_in_all() > 0 || !process.ooms.is_empty();
+        for process in snapshot.processes.iter().filter(has_events) {
             let mut seen = before.remove(&process.key).unwrap_or_default();
             // If the count is lower than before, a new part of the run has begun, and the count began at 0.
             let lost = process.coverage.lost_in_all();

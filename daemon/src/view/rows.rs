@@ -35,7 +35,7 @@ impl<'a> RowMaker<'a> {
         };
         // A device that only agents report is shown only while a process reports memory on it, because a forged agent could
         // report any number of devices.
-        let living = || snapshot.processes.iter().filter(|process| process.ended.is_none());
+        let living = || snapshot.running();
         let held = living().flat_map(|process| &process.accounts).filter(|account| holds(account));
         let held: BTreeSet<usize> = held.filter_map(|account| account.device).collect();
         let is_shown = |at: &usize| nvml_index(*at).is_some() || held.contains(at) && self.may_exist(*at);
@@ -209,6 +209,7 @@ mod tests {
     use crate::view::{ViewSettings, Viewer, page, prometheus};
     use gpumem_ledger::{Ledger, Origin, ProcessKey};
     use gpumem_wire::{Absence, Body, DeviceIdKind, MemoryKind, Reading, Record, Stamp};
+    use std::sync::Arc;
     use std::time::{Duration, Instant};
 
     const MIB: u64 = 1 << 20;
@@ -267,8 +268,8 @@ mod tests {
     /// Returns the values of a process in `ps`, page and metrics, depending on its newest sample, its agent and the process list.
     fn shown(failed: bool, stale: bool, covered: bool, listed: bool) -> [String; 3] {
         let mut snapshot = ledger().snapshot();
-        let process = &mut snapshot.processes[0];
-        process.coverage.covered = covered;
+        let process = Arc::make_mut(&mut snapshot.processes[0]);
+        Arc::make_mut(&mut process.coverage).covered = covered;
         let account = &mut process.accounts[0];
         assert!(account.complete.is_some() && account.complete == account.latest, "{account:?}");
         let latest = account.latest.as_mut().expect("a sample");

@@ -74,7 +74,9 @@ impl Ledger {
         let is_nearer = read_ns.abs_diff(entry.record.time_ns) < before_ns.abs_diff(entry.record.time_ns);
         let holders = (is_nearer && listing.used_by(process.key).is_some())
             .then(|| self.holders(index, device, listing, &entry.record));
-        let ooms = &mut self.processes[index].ooms;
+        let process = &mut self.processes[index];
+        process.view.take();
+        let ooms = &mut process.ooms;
         ooms.reading_until_ns = 0;
         if let (Some(holders), Some(entry)) = (holders, ooms.entries.last_mut()) {
             entry.record.device = Some(holders);

@@ -10,6 +10,7 @@ use crate::untrackable::event::{Event, What};
 use gpumem_wire::{
     Body, DestroyScope, Flags, ImportSource, MemoryKind, NONE_DEVICE, Record, Stamp, WITHHELD,
 };
+use std::sync::Arc;
 
 /// Maximum number of tag paths of a process; further tags have no path, but their bytes are booked all the same.
 const MAX_NAMES: usize = 262_144;
@@ -187,7 +188,7 @@ impl Process {
         let stamp: &Stamp = &record.stamp;
         match record.body {
             Body::Hello { claims, .. } => {
-                self.facts.claims = parse_lines(claims);
+                Arc::make_mut(&mut self.facts).claims = parse_lines(claims);
                 self.program.layers.clear();
                 (self.stream.silent, self.stream.bye) = (false, None);
             }

@@ -12,6 +12,7 @@ mod resync;
 mod samples;
 mod stream;
 mod trends;
+pub(crate) mod view;
 
 use crate::Map;
 use crate::base::identity::ProcessKey;
@@ -22,12 +23,13 @@ use crate::oom::records::Ooms;
 use crate::process::account::Account;
 use crate::process::coverage::{Coverage, Facts};
 use crate::process::stream::Stream;
+use crate::process::view::ProcessView;
 use crate::rows::row::AnomalyCounts;
 use crate::rules::holdings::Holdings;
 use crate::samples::pending::Samples;
 use gpumem_wire::{Body, Flags, Record};
 use std::mem::size_of;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// Value in [`Process::slots`] of a device slot that no record has used yet.
 pub(crate) const NO_BOOK: u8 = u8::MAX;
@@ -37,7 +39,7 @@ pub(crate) const BEYOND: u8 = 63;
 #[derive(Debug)]
 pub(crate) struct Process {
     pub key: ProcessKey,
-    pub facts: Facts,
+    pub facts: Arc<Facts>,
     pub coverage: Coverage,
     pub stream: Stream,
     pub samples: Samples,
@@ -58,13 +60,15 @@ pub(crate) struct Process {
     pub memory_use: MemoryUse,
     /// Time of the last free of an unknown address that may be older than the agent; 0 for none.
     pub baseline_freed_ns: u64,
+    /// View of the last snapshot; removed when the process changes.
+    pub view: OnceLock<Arc<ProcessView>>,
 }
 
 impl Process {
     pub fn new(key: ProcessKey, window_ns: u64, max_spans: usize) -> Self {
         Process {
             key,
-            facts: Facts::default(),
+            facts: Arc::default(),
             coverage: Coverage::default(),
             stream: Stream::default(),
             samples: Samples::default(),
@@ -78,6 +82,7 @@ impl Process {
             ended: None,
             memory_use: MemoryUse::default(),
             baseline_freed_ns: 0,
+            view: OnceLock::new(),
         }
     }
 

@@ -4,13 +4,14 @@ use gpumem_ledger::Coverage;
 use gpumem_model::run::BlindWindow;
 use gpumem_wire::AgentState::*;
 use gpumem_wire::*;
+use std::sync::Arc;
 
 fn agent(s: &mut Script, time_ns: u64, state: AgentState, result: u16, detail: &str) {
     s.at(time_ns).control(Body::Agent { result, state, detail });
 }
 
 fn coverage(s: &Script) -> Coverage {
-    s.process().coverage
+    Arc::unwrap_or_clone(s.process().coverage)
 }
 
 fn window(from_ns: u64, to_ns: Option<u64>, why: &str) -> BlindWindow {

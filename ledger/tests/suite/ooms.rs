@@ -42,10 +42,10 @@ fn gave_up(s: &mut Script, tag: &str, bytes: u64, result: u16) {
 fn ooms(s: &Script) -> Vec<Oom> {
     s.process()
         .ooms
-        .into_iter()
+        .iter()
         .map(|(account, oom)| {
-            assert_eq!(account, 0);
-            oom
+            assert_eq!(*account, 0);
+            oom.clone()
         })
         .collect()
 }
@@ -219,7 +219,7 @@ fn layers_are_the_last_that_were_said_and_bounded() {
     s.control(Body::Layer { layer: Layer::ModulePath, state: LayerState::Failed, reason: &"x".repeat(5000) });
     s.control(Body::Layer { layer: Layer::Blocks, state: LayerState::Active, reason: "" });
     s.control(Body::Layer { layer: Layer::Unknown, state: LayerState::Active, reason: "of the future" });
-    let layers = s.process().coverage.run.layers;
+    let layers = &s.process().coverage.run.layers;
     assert_eq!((layers.len(), layers[0].layer.as_str(), layers[1].reason.len()), (2, "blocks", 200));
     s.control(Body::Layer { layer: Layer::ModulePath, state: LayerState::Active, reason: "" });
     assert_eq!(s.process().coverage.layers[1].state, "active");
@@ -360,7 +360,7 @@ fn suspected(before: u64, last: u64, status: Reading) -> Vec<Oom> {
     listed(&mut s, 141 * SECOND, &[(KEY, 3500 * MIB)], 3500 * MIB);
     s.time_ns = 141 * SECOND;
     s.host_as(52, Body::ProcessGone { start_ticks: 3, status });
-    s.process_of(BOB).ooms.into_iter().map(|(_, oom)| oom).collect()
+    s.process_of(BOB).ooms.iter().map(|(_, oom)| oom.clone()).collect()
 }
 
 #[test]

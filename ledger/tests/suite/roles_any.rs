@@ -9,6 +9,7 @@ use gpumem_ledger::{Class, Ledger, Origin, ProcessView};
 use gpumem_wire::*;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 const POOL: u64 = 3;
 const BASE: u64 = 1 << 40;
@@ -575,7 +576,8 @@ impl Drive {
     }
 
     fn view(&self) -> ProcessView {
-        self.ledger.snapshot().processes.into_iter().find(|process| process.key == KEY).expect("it spoke")
+        let processes = self.ledger.snapshot().processes;
+        Arc::unwrap_or_clone(processes.into_iter().find(|process| process.key == KEY).expect("it spoke"))
     }
 
     /// Returns role and bytes by tag; every block must have a single role.

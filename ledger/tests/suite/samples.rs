@@ -321,7 +321,7 @@ fn blocked_agent_names_its_blocker() {
     let blocked = |detail| Body::Agent { result: 39, state: AgentState::Blocked, detail };
     s.at(500).control(blocked("nsys"));
     s.at(600).control(blocked("somebody else"));
-    let by = s.process().coverage.blocked.expect("blocked");
+    let by = s.process().coverage.blocked.clone().expect("blocked");
     assert_eq!((by.since_ns, by.result, by.by.as_str()), (500, 39, "somebody else"));
     s.control(Body::Agent { result: 0, state: AgentState::Covered, detail: "" });
     expect(&s, &["tracked 100 = direct:a 100"]);

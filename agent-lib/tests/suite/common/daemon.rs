@@ -297,7 +297,7 @@ impl Peer {
     }
 
     pub fn view(&self) -> ProcessView {
-        self.ledger.snapshot().processes.first().expect("a process").clone()
+        (**self.ledger.snapshot().processes.first().expect("a process")).clone()
     }
 
     /// Returns the account of its first device.

@@ -4,6 +4,7 @@ use crate::config::Tenants;
 use crate::view::{Refused, ViewContext, Viewer};
 use gpumem_ledger::ProcessView;
 use serde::Serialize;
+use std::sync::Arc;
 
 /// Maximum number of bytes of an answer that are sent at a time. A larger answer is serialized on another thread, and its user
 /// gets no other answer until it has been read.
@@ -16,7 +17,7 @@ pub(super) fn other_owner(context: &ViewContext, viewer: Viewer, pid: u32) -> Op
         return None;
     }
     let published = context.reader.read();
-    let uses = |process: &&ProcessView| process.key.pid == pid && !process.accounts.is_empty();
+    let uses = |process: &&Arc<ProcessView>| process.key.pid == pid && !process.accounts.is_empty();
     let process = published.snapshot.processes.iter().rfind(uses)?;
     let facts = &process.facts;
     let uid = facts.uid.filter(|_| !viewer.sees(facts.uid))?;

@@ -122,8 +122,8 @@ impl<'a> ProcessSeries<'a> {
     }
 
     pub(crate) fn write(&self, out: &mut Families) -> Folded {
-        let is_shown = |process: &&ProcessView| process.ended.is_none() && !process.accounts.is_empty();
-        let mut live: Vec<_> = self.published.snapshot.processes.iter().filter(is_shown).collect();
+        let running = self.published.snapshot.running();
+        let mut live: Vec<_> = running.filter(|process| !process.accounts.is_empty()).collect();
         live.sort_by_key(|process| (process.key.start_ticks, process.key.pid));
         self.write_counts(&live, out);
         let up = since_boot();

@@ -71,7 +71,7 @@ pub fn run(all: &[Said]) {
             pid => Origin::Process(ProcessKey { pid: pid.into(), start_ticks: 0 }),
         };
         ledger.observe(origin, &record);
-        ledger.snapshot().processes.iter().for_each(verify);
+        ledger.snapshot().processes.iter().for_each(|process| verify(process));
         for (_, _, sample) in ledger.take_samples() {
             if let (Some(tracked), Some((low, high))) = (sample.tracked_bytes, sample.tracked_range) {
                 assert!(low <= tracked && tracked <= high);

@@ -5,6 +5,7 @@ use super::{Said, World};
 use crate::common::{KEY, MIB, composition, sum, verify};
 use gpumem_ledger::{AnomalyCounts, ClosedSample, Ledger, Origin, ProcessView};
 use gpumem_wire::*;
+use std::sync::Arc;
 
 /// Next action; `a` and `b` select among existing objects.
 #[derive(Debug, Clone, Copy)]
@@ -139,7 +140,8 @@ impl Drive {
     }
 
     pub fn view(&self) -> ProcessView {
-        self.ledger.snapshot().processes.into_iter().find(|process| process.key == KEY).expect("it spoke")
+        let processes = self.ledger.snapshot().processes;
+        Arc::unwrap_or_clone(processes.into_iter().find(|process| process.key == KEY).expect("it spoke"))
     }
 
     /// Called after every record.

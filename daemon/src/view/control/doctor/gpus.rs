@@ -120,7 +120,7 @@ impl DeviceChecks<'_> {
 
     fn processes(&self, device: &DeviceStatus) -> impl Iterator<Item = (&ProcessView, &AccountView)> {
         let index = self.snapshot.devices.iter().position(|view| view.name == device.name);
-        let living = self.snapshot.processes.iter().filter(|process| process.ended.is_none());
+        let living = self.snapshot.running();
         living.filter_map(move |process| {
             let mut accounts = process.accounts.iter();
             Some((process, accounts.find(|account| index.is_some() && account.device == index)?))
@@ -316,8 +316,7 @@ impl DeviceChecks<'_> {
                 let comm = process.facts.seen.get("comm").map_or("", String::as_str);
                 comm.starts_with("nvidia-cuda-mps") // the kernel cuts names to 15 bytes
             };
-            let server =
-                self.snapshot.processes.iter().filter(|process| process.ended.is_none()).find(server);
+            let server = self.snapshot.running().find(server);
             let server = server.map(|server| format!(" (server: {})", self.pids(&[server.key.pid])));
             let text = format!(
                 "{} use it through MPS{}: from Volta on, clients and server have their own bytes; on older GPUs all bytes are \

@@ -218,7 +218,7 @@ pub(super) fn facts(
     health: &Health,
     now_ns: u64,
 ) -> Vec<(String, String)> {
-    let running = snapshot.processes.iter().filter(|process| process.ended.is_none());
+    let running = snapshot.running();
     let store = context.run_writer.status();
     let config = context.fixed.config.display();
     let config = match context.fixed.config.exists() {

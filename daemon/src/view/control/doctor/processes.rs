@@ -18,7 +18,7 @@ pub(super) fn add_findings(
     now_ns: u64,
     findings: &mut Vec<Finding>,
 ) {
-    let living = || snapshot.processes.iter().filter(|process| process.ended.is_none());
+    let living = || snapshot.running();
     // Processes of other users are counted. They are not named if users are anonymous.
     let may_name = |process: &ProcessView| viewer.sees(process.facts.uid) || tenants == Tenants::Named;
     let mut uncovered: Vec<(u64, &ProcessView)> = living()

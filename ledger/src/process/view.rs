@@ -1,0 +1,184 @@
+//! View of one process in a snapshot: a copy with resolved names. The process keeps its view until it changes, because most
+//! processes change little between two snapshots.
+//!
+//! Amounts are lists of bytes by index of [`ProcessView::cells`]. The present, the peak and the latest sample have a list each,
+//! whose sum is their `tracked` bytes.
+
+use crate::base::identity::ProcessKey;
+use crate::book::cells::{CellKey, CellView};
+use crate::process::coverage::{Coverage, Facts};
+use crate::process::{BEYOND, Process};
+use crate::rows;
+use crate::rows::row::AnomalyCounts;
+use crate::rules::holdings::Holdings;
+use crate::samples::pending::{ClosedSample, PeakGap};
+use crate::untrackable::event::Names;
+use gpumem_model::run::{Oom, Pool, SideMemory, UntrackableChange, UntrackableParts};
+use gpumem_wire::{ByeReason, PoolOwner};
+use std::sync::{Arc, OnceLock};
+
+/// The moment with the highest tracked bytes.
+#[derive(Debug, Clone, PartialEq)]
+#[allow(missing_docs)]
+pub struct PeakView {
+    pub tracked_bytes: i64,
+    /// Time of the peak (ns); among equal moments, of the one with the fewest idle and opaque bytes.
+    pub time_ns: u64,
+    /// Amounts at the peak, by index of [`ProcessView::cells`].
+    pub amounts: Vec<i64>,
+    /// Used minus tracked bytes at the peak; absent without a sample.
+    pub gap: Option<PeakGap>,
+}
+
+/// One process on one device.
+#[derive(Debug, Clone, PartialEq)]
+#[allow(missing_docs)]
+pub struct AccountView {
+    /// Index in [`Snapshot::devices`](crate::Snapshot); absent while the device is not known.
+    pub device: Option<usize>,
+    /// Whether the account is the sum of all devices beyond the maximum number of a process.
+    pub is_beyond: bool,
+    pub tracked_bytes: i64,
+    pub amounts: Vec<i64>,
+    pub beside: SideMemory,
+    /// Untracked bytes allocated before the agent started; absent if unknown.
+    pub predates_bytes: Option<i64>,
+    pub peak: PeakView,
+    /// Highest used bytes of all samples, and their time (ns).
+    pub peak_used: Option<(u64, u64)>,
+    /// Highest used bytes according to the driver's accounting mode; absent while that mode is off.
+    pub accounted_peak_bytes: Option<u64>,
+    /// Part of the newest used bytes that confidential computing protects; absent without confidential computing.
+    pub protected_bytes: Option<u64>,
+    pub latest: Option<ClosedSample>,
+    /// Last closed sample with known used bytes; with an agent, also with known tracked bytes.
+    pub complete: Option<ClosedSample>,
+    /// Parts of the untrackable bytes of `complete`.
+    pub parts: Option<UntrackableParts>,
+    /// Changes of the untrackable bytes by time. If there are many, the smallest are merged into one, which comes first.
+    pub steps: Arc<[UntrackableChange]>,
+    pub pools: Vec<Pool>,
+}
+
+/// One process.
+#[derive(Debug, Clone, PartialEq)]
+#[allow(missing_docs)]
+pub struct ProcessView {
+    pub key: ProcessKey,
+    /// Facts from the daemon, and claims of the process.
+    pub facts: Arc<Facts>,
+    pub coverage: Arc<Coverage>,
+    /// Counts of records that contradicted the known state.
+    pub odd: AnomalyCounts,
+    /// Time of the end (ns), and wait status if known; absent while the process runs.
+    pub ended: Option<(u64, Option<u64>)>,
+    pub cells: Arc<[CellView]>,
+    /// One account for each device.
+    pub accounts: Vec<AccountView>,
+    /// Index in `accounts`, and OOM record, in order of time. The fate is open unless the process has continued.
+    pub ooms: Arc<[(usize, Oom)]>,
+    /// Latest time of the process's records (ns).
+    pub heard_ns: u64,
+    /// Time (ns) and reason of the agent's `Bye` record.
+    pub bye: Option<(u64, ByeReason)>,
+}
+
+impl Process {
+    /// Returns the view of the last snapshot if the process has not changed since, else a new one.
+    pub(crate) fn shared_view(&self) -> Arc<ProcessView> {
+        let view = self.view.get_or_init(|| Arc::new(process_view(self)));
+        debug_assert_eq!(**view, process_view(self), "each change of a process removes its view");
+        Arc::clone(view)
+    }
+
+    /// Updates the view after a sample of this book was closed. A sample of a process without an agent changes its account only.
+    pub(crate) fn refresh_view(&mut self, book: u8) {
+        if self.coverage.covered {
+            self.view.take();
+        } else if let Some(mut view) = self.view.take() {
+            let index = usize::from(book);
+            match Arc::make_mut(&mut view).accounts.get_mut(index) {
+                Some(account) => *account = account_view(self, index),
+                None => return,
+            }
+            self.view = OnceLock::from(view);
+        }
+    }
+}
+
+fn account_view(process: &Process, index: usize) -> AccountView {
+    let (account, holdings) = (&process.accounts[index], &process.holdings);
+    let book = &holdings.books[index];
+    AccountView {
+        device: account.device,
+        is_beyond: index == usize::from(BEYOND),
+        tracked_bytes: book.tracked,
+        amounts: book.amounts(),
+        beside: holdings.side_memory[index],
+        predates_bytes: if process.coverage.late { account.predates } else { Some(0) },
+        peak: PeakView {
+            tracked_bytes: book.peak.bytes,
+            time_ns: book.peak.time_ns,
+            amounts: (0..book.len() as u32).map(|cell| book.at_peak(cell)).collect(),
+            gap: process.peak_gap(index as u8),
+        },
+        peak_used: account.peak_used,
+        accounted_peak_bytes: account.accounted_peak,
+        protected_bytes: account.protected,
+        latest: account.latest.clone(),
+        complete: account.complete.clone(),
+        parts: account.complete.as_ref().and_then(|sample| sample.parts),
+        steps: account.causes.steps(),
+        pools: holdings
+            .pools
+            .iter()
+            .filter(|pool| usize::from(pool.book) == index && !pool.is_over())
+            .map(|pool| pool_view(holdings, pool))
+            .collect(),
+    }
+}
+
+fn process_view(process: &Process) -> ProcessView {
+    let holdings = &process.holdings;
+    let table = &holdings.cells;
+    let cell = |key: &CellKey| table.view(key, process.modules.get(&key.module).cloned());
+    let cells = table.keys.iter().map(cell).collect();
+    ProcessView {
+        key: process.key,
+        facts: Arc::clone(&process.facts),
+        coverage: Arc::new(process.coverage()),
+        odd: process.odd(),
+        ended: process.ended,
+        cells,
+        accounts: (0..process.accounts.len()).map(|index| account_view(process, index)).collect(),
+        ooms: process
+            .ooms
+            .view(&Names { cells: table, modules: &process.modules }, process.coverage.allocations)
+            .into(),
+        heard_ns: process.stream.applied_ns,
+        bye: process.stream.bye,
+    }
+}
+
+fn pool_view(holdings: &Holdings, pool: &rows::pool::Pool) -> Pool {
+    let framework = pool.is_framework();
+    let owner = match pool.owner {
+        PoolOwner::Driver => Some("driver"),
+        PoolOwner::Graph => Some("graph"),
+        PoolOwner::Framework => Some("framework"),
+        PoolOwner::Unknown => None,
+    };
+    Pool {
+        id: pool.id,
+        name: holdings.cells.tag(pool.name).as_deref().map(str::to_owned),
+        owner: owner.map(str::to_owned),
+        parent: pool.parent.map(|index| holdings.pools[index as usize].id),
+        opaque: pool.opaque,
+        segment_bytes: if framework { pool.segment_bytes } else { pool.reserved },
+        booked_bytes: if framework { pool.backed_bytes } else { pool.reserved },
+        block_bytes: if framework && !pool.opaque { pool.block_bytes } else { pool.used },
+        pending_bytes: pool.pending_bytes,
+        own: pool.reported,
+        check: pool.check,
+    }
+}
