@@ -47,16 +47,18 @@ impl Ledger {
     /// Keeps the process list of a reading for processes without an agent, and updates the newest OOM entries.
     pub(crate) fn remember_listing(&mut self, device: usize, listing: &Arc<Listing>) {
         let read_ns = listing.agreed.reading.time_ns;
-        for at in 0..self.members[device].len() {
-            let index = self.members[device][at];
-            let process = &mut self.processes[index];
-            if !process.coverage.covered
+        for (key, _) in &listing.listed {
+            let process = self.by_key.get(key).and_then(|&index| self.processes.get_mut(index));
+            if let Some(process) = process
+                && !process.coverage.covered
                 && let Some(book) = process.book_on(device)
-                && listing.used_by(process.key).is_some()
             {
                 process.accounts[usize::from(book)].listing = Some(Arc::clone(listing));
             }
-            if process.ooms.reading_until_ns > 0 {
+        }
+        for at in 0..self.members[device].len() {
+            let index = self.members[device][at];
+            if self.processes[index].ooms.reading_until_ns > 0 {
                 self.record_nearer_holders(index, device, read_ns, listing);
             }
         }

@@ -165,7 +165,12 @@ impl Translator {
                 let key = key.flatten().unwrap_or(ProcessKey { pid: stamp.thread, start_ticks: 0 });
                 *start_ticks = key.start_ticks;
                 if let Some(readings) = self.readings.get_mut(index) {
-                    if is_ours && !contains(&readings.last, key) {
+                    // Lists are mostly in the order of the last one.
+                    let same_place = readings.last.get(readings.now.len());
+                    let is_known = || {
+                        same_place.is_some_and(|(listed, _)| *listed == key) || contains(&readings.last, key)
+                    };
+                    if is_ours && !is_known() {
                         note_use(key, &self.status.devices[index], processes);
                     }
                     readings.now.push((key, *lists));
