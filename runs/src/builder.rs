@@ -15,6 +15,7 @@ use gpumem_model::units::thousands;
 use gpumem_wire::{Absence, ByeReason, ClockKind, Record};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
 
 /// Receives the records that a reader of a file produces.
 pub trait Sink {
@@ -136,9 +137,9 @@ impl RunBuilder {
         self.ledger.end_windows();
         self.take_finished();
         let snapshot = self.ledger.snapshot();
-        let tenants = Tenants::new(&snapshot, &self.readings);
-        let wanted = snapshot.processes.iter().filter(|process| wanted(process.key));
-        wanted.map(|process| (process.key, self.run(&snapshot, &tenants, process, is_live))).collect()
+        let wanted: Vec<_> = snapshot.processes.iter().filter(|process| wanted(process.key)).collect();
+        let tenants = Tenants::new(&snapshot, &wanted, &self.readings);
+        wanted.iter().map(|process| (process.key, self.run(&snapshot, &tenants, process, is_live))).collect()
     }
 
     /// Ends the present parts of some processes' lives and begins new parts, whose peaks and counts start again. Returns the runs
@@ -384,17 +385,24 @@ fn faults_of(process: &ProcessView, device: &DeviceView) -> Vec<(u64, u64)> {
 struct Tenants(BTreeMap<(usize, u64), ListedProcesses>);
 
 impl Tenants {
-    fn new(snapshot: &Snapshot, readings: &RecentReadings) -> Self {
-        let kept =
-            readings.iter().map(|(device, number, reading)| ((device, number), reading.listed.clone()));
-        let mut tenants: BTreeMap<_, ListedProcesses> = kept.collect();
+    /// Returns the processes of the readings of the last samples of the `wanted` processes.
+    fn new(snapshot: &Snapshot, wanted: &[&Arc<ProcessView>], readings: &RecentReadings) -> Self {
+        let mut tenants = BTreeMap::<(usize, u64), ListedProcesses>::new();
+        for process in wanted {
+            let covered = process.coverage.covered;
+            let place = |account: &AccountView| Some((account.device?, complete(covered, account)?.number));
+            for (device, number) in process.accounts.iter().filter_map(place) {
+                let listed = || readings.get(device, number).map(|reading| reading.listed.clone());
+                tenants.entry((device, number)).or_insert_with(|| listed().unwrap_or_default());
+            }
+        }
         for process in &snapshot.processes {
             for account in &process.accounts {
                 if let (Some(device), Some(sample)) = (account.device, &account.latest)
                     && sample.used_bytes != Err(Absence::NotListed)
                     && readings.get(device, sample.number).is_none()
+                    && let Some(listed) = tenants.get_mut(&(device, sample.number))
                 {
-                    let listed = tenants.entry((device, sample.number)).or_default();
                     listed.push((sample.used_bytes.ok(), process.key));
                 }
             }

@@ -103,12 +103,6 @@ impl RecentReadings {
         let mut latest_first = self.devices.get(device)?.iter().rev();
         latest_first.find(|(known, _)| *known == number).map(|(_, reading)| reading)
     }
-
-    /// Iterates over device, number and reading of all kept readings.
-    pub fn iter(&self) -> impl Iterator<Item = (usize, u64, &Reading)> {
-        let devices = self.devices.iter().enumerate();
-        devices.flat_map(|(device, readings)| readings.iter().map(move |(number, it)| (device, *number, it)))
-    }
 }
 
 #[cfg(test)]
@@ -118,8 +112,9 @@ mod tests {
     #[test]
     fn the_latest_readings_are_remembered_in_order_whatever_order_they_come_in() {
         let mut readings = RecentReadings::default();
-        let numbers =
-            |readings: &RecentReadings| readings.iter().map(|(_, number, _)| number).collect::<Vec<_>>();
+        let numbers = |readings: &RecentReadings| {
+            readings.devices.iter().flatten().map(|(number, _)| *number).collect::<Vec<_>>()
+        };
         for number in [5, 3, 9, 5, 4, 9] {
             let key = ProcessKey { pid: 1, start_ticks: number };
             readings.entry(2, number).expect("there is room").listed.push((None, key));
