@@ -2,7 +2,30 @@
 
 use gpumem_wire::{Body, ClockKind, Record, Stamp};
 use rustix::time::{ClockId, clock_gettime};
-use std::time::{Duration, SystemTime};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant, SystemTime};
+use tokio::time::{Interval, MissedTickBehavior, interval_at};
+
+/// Unit of the intervals of periodic tasks. tokio's timers have slots of 64 ms. A timer at the begin of a slot wakes the daemon
+/// once, any other one twice.
+pub(crate) const BEAT: Duration = Duration::from_millis(192);
+
+static FIRST_BEAT: OnceLock<Instant> = OnceLock::new();
+
+/// Starts the beats. Must be called directly before the runtime is built, because its slots begin then.
+pub fn start_beats() {
+    FIRST_BEAT.get_or_init(Instant::now);
+}
+
+/// Returns ticks at every `count`th beat. All tasks have the same beats, so that one wake-up serves them all.
+pub(crate) fn beats(count: u32) -> Interval {
+    let (first, period) = (*FIRST_BEAT.get_or_init(Instant::now), BEAT * count);
+    let passed = first.elapsed().as_nanos() / period.as_nanos();
+    let next = first + period * u32::try_from(passed + 1).unwrap_or(u32::MAX);
+    let mut ticks = interval_at(next.into(), period);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    ticks
+}
 
 fn read(clock: ClockId) -> u64 {
     let now = clock_gettime(clock);

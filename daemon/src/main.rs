@@ -3,6 +3,7 @@
 use anyhow::Context;
 use clap::{Parser, Subcommand};
 use gpumemd::app::{self, Setup, error_chain};
+use gpumemd::clock;
 use gpumemd::config::Home;
 use gpumemd::os::raise_descriptor_limit;
 use gpumemd::signals::Signals;
@@ -76,6 +77,7 @@ fn start(run: Run, signals: Signals) -> anyhow::Result<()> {
     }
     log(&run.log)?;
     raise_descriptor_limit();
+    clock::start_beats();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let result = runtime.block_on(async {
         let (end, reload) = signals.listen()?;

@@ -29,10 +29,9 @@ use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::sync::{oneshot, watch};
 use writing::{Roll, worth_keeping};
 
-/// Interval between ticks while batches arrive. A tick costs little beyond the wake-up, which the batch has already caused.
+/// Minimum interval between ticks. Batches cause a tick, which costs little beyond the wake-up. While no batches arrive, each beat
+/// causes one, so that views still mark old data as `stale`.
 const TICK: Duration = Duration::from_millis(75);
-/// Interval between ticks while no batches arrive, so that views still mark old data as `stale`.
-const QUIET_TICK: Duration = Duration::from_millis(250);
 /// Interval between snapshots while no view reads them (ns).
 const IDLE_PUBLISH_NS: u64 = 1_000_000_000;
 /// Period (ns) after a view's read in which each tick publishes a snapshot if the ledger has changed.
@@ -243,8 +242,7 @@ impl Aggregator {
         mut queries: mpsc::Receiver<Query>,
         mut commands: mpsc::Receiver<Command>,
     ) {
-        let mut ticks = tokio::time::interval(QUIET_TICK);
-        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut ticks = clock::beats(1);
         let mut batches = Vec::with_capacity(BATCHES);
         let mut ticked_ns = clock::now_ns();
         loop {
@@ -257,8 +255,11 @@ impl Aggregator {
                     Some(Command::End) | None => break,
                 },
                 _ = ticks.tick() => {
-                    ticked_ns = clock::now_ns();
-                    self.tick(ticked_ns);
+                    let now_ns = clock::now_ns();
+                    if now_ns.saturating_sub(ticked_ns) >= TICK.as_nanos() as u64 {
+                        self.tick(now_ns);
+                        ticked_ns = now_ns;
+                    }
                 }
                 Some(query) = queries.recv() => self.answer(query),
                 Some(counts) = self.earlier_counts.1.recv() => self.apply_earlier_counts(&counts),
@@ -274,7 +275,6 @@ impl Aggregator {
                     if now_ns.saturating_sub(ticked_ns) >= TICK.as_nanos() as u64 {
                         self.tick(now_ns);
                         ticked_ns = now_ns;
-                        ticks.reset();
                     } else {
                         self.finish(now_ns);
                     }

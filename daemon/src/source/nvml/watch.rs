@@ -15,7 +15,7 @@ use super::call_state::{Call, CallState};
 use super::hung::HungDevices;
 use super::protocol::{Arguments, Command, SECOND, Uuid, launch, limit};
 use super::translate::Translator;
-use crate::clock::now_ns;
+use crate::clock::{BEAT, beats, now_ns};
 use crate::config::NvmlSettings;
 use crate::nvml_status::{NvmlStatus, STARTING};
 use crate::os::{is_out_of_descriptors, lock};
@@ -43,8 +43,6 @@ const RESTART: Duration = Duration::from_secs(1);
 const MAX_RESTART: Duration = Duration::from_secs(30);
 /// Lifetime after which a poller counts as working, so that the next restart has the first pause.
 const STABLE: Duration = Duration::from_secs(60);
-/// Maximum interval for reading the call state.
-const MAX_TICK: Duration = Duration::from_millis(200);
 /// Duration after which a call counts as stuck and the other GPUs get another poller; at most half of the call's timeout.
 const STALL: Duration = Duration::from_millis(400);
 /// Time without readings after which the source counts as down while the poller is in a call.
@@ -282,9 +280,11 @@ impl Watch {
 
     /// Reads a poller, and those that replace it, until the current one ends or hangs.
     async fn read(&mut self, mut poller: Poller) -> PollerEnd {
-        let tick = (self.settings.call_timeout / 4).clamp(Duration::from_millis(10), MAX_TICK);
-        let mut ticks = interval(tick);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let tick = (self.settings.call_timeout / 4).clamp(Duration::from_millis(10), BEAT);
+        let mut ticks = if tick < BEAT { interval(tick) } else { beats(1) };
+        if tick < BEAT {
+            ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        }
         let end = loop {
             tokio::select! {
                 read = poller.stdout.read_buf(&mut poller.unread) => {
