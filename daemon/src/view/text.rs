@@ -96,7 +96,7 @@ impl Number for u64 {
                 break;
             }
         }
-        out.extend(digits[at..].iter().map(|&digit| char::from(digit)));
+        out.push_str(std::str::from_utf8(&digits[at..]).unwrap_or_default());
     }
 }
 

@@ -16,8 +16,19 @@ macro_rules! families {
 pub(super) use families;
 
 /// Labels that several series share, as text.
-#[derive(Debug, Default, Clone)]
+#[derive(Debug, Default)]
 pub(crate) struct Labels(String);
+
+/// Bytes that a copy of labels has room for, because most copies get further labels.
+const MORE_LABELS: usize = 96;
+
+impl Clone for Labels {
+    fn clone(&self) -> Self {
+        let mut text = String::with_capacity(self.0.len() + MORE_LABELS);
+        text.push_str(&self.0);
+        Labels(text)
+    }
+}
 
 impl Labels {
     /// Returns an empty list with room for the labels that most series have.

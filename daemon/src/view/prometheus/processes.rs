@@ -102,23 +102,25 @@ type OnDevice<'a> = (usize, &'a AccountView, Amounts<'a>);
 
 pub(super) struct ProcessSeries<'a> {
     published: &'a Published,
-    health: &'a Health,
     shown: &'a ViewSettings,
     live: &'a LiveFindings,
     /// Whether this machine has the device, for each device of the snapshot.
     is_present: Vec<bool>,
+    /// Labels of each device of the snapshot. Writing a UUID for each process would take longer than the process's numbers.
+    device_labels: Vec<Labels>,
 }
 
 impl<'a> ProcessSeries<'a> {
     pub(crate) fn new(
         published: &'a Published,
-        health: &'a Health,
+        health: &Health,
         shown: &'a ViewSettings,
         live: &'a LiveFindings,
     ) -> Self {
-        let devices = published.snapshot.devices.iter();
-        let is_present = devices.map(|device| health.nvml.may_have(device.name)).collect();
-        ProcessSeries { published, health, shown, live, is_present }
+        let devices = &published.snapshot.devices;
+        let is_present = devices.iter().map(|device| health.nvml.may_have(device.name)).collect();
+        let device_labels = devices.iter().map(|device| devices::labels(device, health)).collect();
+        ProcessSeries { published, shown, live, is_present, device_labels }
     }
 
     pub(crate) fn write(&self, out: &mut Families) -> Folded {
@@ -155,26 +157,24 @@ impl<'a> ProcessSeries<'a> {
             out.add_with(&INFO, &process_labels(Labels::new(), REST, "0"), ("comm", REST), 1_u64);
         }
         for (device, amounts) in rest {
-            amounts.write(&process_labels(self.device_labels(device), REST, "0"), out);
+            amounts.write(&process_labels(self.device_labels[device].clone(), REST, "0"), out);
         }
         folded
     }
 
-    fn device_labels(&self, device: usize) -> Labels {
-        devices::labels(&self.published.snapshot.devices[device], self.health)
-    }
-
     fn write_counts(&self, live: &[&ProcessView], out: &mut Families) {
-        for device in (0..self.is_present.len()).filter(|&device| self.is_present[device]) {
-            let labels = self.device_labels(device);
-            for (word, covered) in [("covered", true), ("uncovered", false)] {
-                let is_counted = |process: &&&ProcessView| {
-                    let mut accounts = process.accounts.iter();
-                    process.coverage.covered == covered
-                        && accounts.any(|account| account.device == Some(device))
-                };
-                let count = live.iter().filter(is_counted).count() as u64;
-                out.add_with(&COUNT, &labels, ("coverage", word), count);
+        // Processes with and without an agent on each device.
+        let mut counts = vec![[0_u64; 2]; self.is_present.len()];
+        for process in live {
+            for device in process.accounts.iter().filter_map(|account| account.device) {
+                if let Some(counts) = counts.get_mut(device) {
+                    counts[usize::from(!process.coverage.covered)] += 1;
+                }
+            }
+        }
+        for (device, counts) in counts.iter().enumerate().filter(|(device, _)| self.is_present[*device]) {
+            for (word, count) in ["covered", "uncovered"].into_iter().zip(counts) {
+                out.add_with(&COUNT, &self.device_labels[device], ("coverage", word), *count);
             }
         }
     }
@@ -224,7 +224,7 @@ impl<'a> ProcessSeries<'a> {
         let claimed = claimed.count() as u64;
         out.add(&CLAIMED_DEVICES, &own, (claimed > 0).then_some(claimed));
         for (device, account, amounts) in amounts {
-            let labels = process_labels(self.device_labels(*device), &pid, &start);
+            let labels = process_labels(self.device_labels[*device].clone(), &pid, &start);
             amounts.write(&labels, out);
             self.write_other(process, account, &labels, out);
             self.write_findings(process, *device, &labels, out);
