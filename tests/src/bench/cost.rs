@@ -37,6 +37,16 @@ pub fn resident_mib(pid: u32) -> f64 {
     rss.trim().trim_end_matches(" kB").parse::<f64>().expect("kB") / 1024.0
 }
 
+/// Returns the proportional set size in MiB: private pages, and the process's share of shared ones.
+///
+/// # Panics
+/// If the process is gone.
+pub fn pss_mib(pid: u32) -> f64 {
+    let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).expect("a process");
+    let pss = rollup.lines().find_map(|line| line.strip_prefix("Pss:")).expect("Pss");
+    pss.trim().trim_end_matches(" kB").parse::<f64>().expect("kB") / 1024.0
+}
+
 /// Returns the children of a process.
 pub fn children(pid: u32) -> Vec<u32> {
     let text = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();

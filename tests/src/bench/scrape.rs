@@ -104,7 +104,7 @@ fn full_node() {
     });
     stuck.sort_by(f64::total_cmp);
     print("gpumemd while GPU 3 hangs", &stuck);
-    println!("  target: p50 0.6, p95 1.5, the same with a hung GPU");
+    println!("  target: p50 0.4, p99 1.0, the same with a hung GPU");
     println!("  resident with {} runs: {:.1} MiB; target 16\n", GPUS * PROCESSES, resident_mib(node.pid()));
 }
 
