@@ -1,8 +1,8 @@
 //! Points from which the growth (possible leaks) of a run is judged. The ledger collects them, and runs store them.
 //!
 //! Tracked bytes are judged without the unused bytes of pools, which vary with fragmentation and are judged separately. Growth is
-//! expressed per step if the program reports steps, else per period if its live bytes rise and fall with a stable period, else
-//! per minute.
+//! expressed per step if the program makes steps, else per forward pass if it calls modules, else per period if its live bytes
+//! rise and fall with a stable period, else per minute.
 
 use crate::fields::{Field, Window};
 use serde::{Deserialize, Serialize};
@@ -17,6 +17,8 @@ pub const LEAST_POINTS: usize = 10;
 pub enum Axis {
     /// Steps that the program reports.
     Step,
+    /// Calls of an outermost module.
+    ForwardPass,
     /// Periods in which the live bytes rise and fall.
     Period,
     /// Record time.
@@ -29,6 +31,7 @@ impl Axis {
     pub fn name(self) -> &'static str {
         match self {
             Axis::Step => "step",
+            Axis::ForwardPass => "forward pass",
             Axis::Period => "period",
             Axis::Minute => "minute",
         }
@@ -43,9 +46,9 @@ pub struct Growth {
     pub axis: Axis,
     /// Length of a period in ns; absent unless `axis` is `Period`.
     pub period_ns: Option<u64>,
-    /// Number of steps, periods or seconds between two points.
+    /// Number of steps, forward passes, periods or seconds between two points.
     pub stride: u64,
-    /// Position of each point (number of the step, period or second, from the first one), and its time (ns).
+    /// Position of each point (number of the step, forward pass, period or second, from the first one), and its time (ns).
     pub points: Vec<(u64, u64)>,
     /// Position of the latest sample in the same unit, and its time (ns).
     pub latest: (u64, u64),
@@ -53,6 +56,9 @@ pub struct Growth {
     pub named: Vec<i64>,
     /// Bytes at each point that are in no block of their pool, and bytes of pools that report no blocks.
     pub slack: Vec<i64>,
+    /// Bytes of page-locked (pinned) host memory at each point; empty if there never was any.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub pinned: Vec<i64>,
     /// Each cell that changed: its index in `Run::cells`, and its bytes at each point.
     pub cells: Vec<(u32, Vec<i64>)>,
     /// Change of the sum of all other cells since the first point, at each point (bytes).
@@ -64,10 +70,18 @@ pub struct Growth {
 }
 
 impl Growth {
+    /// Returns whether these points end before half of the time that `other` covers, as after a training that an evaluation
+    /// follows.
+    pub fn ends_before_half(&self, other: &Growth) -> bool {
+        let Some((_, first_ns)) = other.points.first() else { return false };
+        let since = |time_ns: u64| time_ns.saturating_sub(*first_ns);
+        since(self.latest.1) < since(other.latest.1) / 2
+    }
+
     pub(crate) fn clip(&mut self, window: &Window) {
         let is_inside: Vec<bool> = self.points.iter().map(|(_, time_ns)| window.has(*time_ns)).collect();
         let columns = self.cells.iter_mut().map(|(_, column)| column);
-        for column in columns.chain([&mut self.named, &mut self.slack, &mut self.rest]) {
+        for column in columns.chain([&mut self.named, &mut self.slack, &mut self.pinned, &mut self.rest]) {
             let mut inside = is_inside.iter();
             column.retain(|_| inside.next().copied().unwrap_or(false));
         }
@@ -89,7 +103,7 @@ impl Field for Growth {
     }
 
     fn heap_bytes(&self) -> usize {
-        let columns = [&self.named, &self.slack, &self.rest].into_iter().map(Field::heap_bytes);
+        let columns = [&self.named, &self.slack, &self.pinned, &self.rest].into_iter().map(Field::heap_bytes);
         let timed = [&self.gap, &self.used].into_iter().map(Field::heap_bytes);
         columns.chain(timed).sum::<usize>() + self.points.heap_bytes() + self.cells.heap_bytes()
     }

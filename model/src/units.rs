@@ -131,7 +131,12 @@ pub fn thousands(number: impl Into<i128>) -> String {
 
 /// Formats a count with its noun: `1 line`, `2,000 lines`.
 pub fn plural(number: u64, what: &str) -> String {
-    thousands(number) + " " + what + if number == 1 { "" } else { "s" }
+    let ending = match number {
+        1 => "",
+        _ if what.ends_with('s') => "es",
+        _ => "s",
+    };
+    thousands(number) + " " + what + ending
 }
 
 #[cfg(test)]

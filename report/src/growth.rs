@@ -32,7 +32,7 @@ pub struct Named {
 #[derive(Debug, Clone, Serialize)]
 #[allow(missing_docs)]
 pub struct GrowthReport {
-    /// Unit of time of the rates: step, period or minute.
+    /// Unit of time of the rates: step, forward pass, period or minute.
     pub per: Axis,
     /// Length in ns of a period (interval after which the memory repeats), if rates are per period.
     pub period_ns: Option<u64>,
@@ -40,6 +40,8 @@ pub struct GrowthReport {
     pub tracked: Option<Judgement>,
     /// Idle memory of pools.
     pub pool_slack: Option<Judgement>,
+    /// Pinned host memory; `None` if there never was any.
+    pub pinned: Option<Judgement>,
     pub gap: Option<Judgement>,
     /// Bytes that NVML charges, for a process without an agent.
     pub used: Option<Judgement>,
@@ -71,6 +73,8 @@ fn growth_report_by(report: &Report<'_>, device: &Device, kinds: &[GroupBy]) -> 
         period_ns: growth.period_ns,
         tracked: has_points.then(|| judge_amounts(growth, &growth.named, used, 1)),
         pool_slack: has_points.then(|| judge_amounts(growth, &growth.slack, used, 1)),
+        pinned: (has_points && !growth.pinned.is_empty())
+            .then(|| judge_amounts(growth, &growth.pinned, used, 1)),
         gap: has_samples(&growth.gap),
         used: has_samples(&growth.used),
         layers: names_of(GroupBy::Layer),
@@ -185,7 +189,10 @@ pub fn line(report: &Report<'_>, device: &Device) -> Option<String> {
         let names = movers(&verdicts, tracked.bytes_per_unit.filter(|_| tracked.verdict.moves()));
         parts.push(format!("tracked {}{names}", verdict_text(&tracked, per, &over(&tracked))));
     }
-    parts.extend(verdicts.pool_slack.and_then(|slack| Some(format!("pool slack {}", moving(&slack, per)?))));
+    let beside = [("pool slack", verdicts.pool_slack), ("pinned host memory", verdicts.pinned)];
+    parts.extend(
+        beside.iter().filter_map(|(name, amount)| Some(format!("{name} {}", moving(amount.as_ref()?, per)?))),
+    );
     if let Some(gap) = verdicts.gap.filter(|gap| is_judged(gap) || !parts.is_empty()) {
         parts.push(format!("Untrackable {}", verdict_text(&gap, per, "")));
     }
@@ -217,7 +224,8 @@ fn movers(verdicts: &GrowthReport, whole: Option<f64>) -> String {
 impl GrowthReport {
     /// Returns whether an amount of the whole device, or that of a tag, still grows or shrinks.
     pub(crate) fn moves(&self) -> bool {
-        let amounts = [&self.tracked, &self.pool_slack, &self.gap, &self.used].into_iter().flatten();
+        let amounts =
+            [&self.tracked, &self.pool_slack, &self.pinned, &self.gap, &self.used].into_iter().flatten();
         amounts.chain(self.tags.iter().map(|tag| &tag.judgement)).any(|judgement| judgement.verdict.moves())
     }
 }
@@ -264,6 +272,7 @@ fn of_device(report: &Report<'_>, verdicts: &GrowthReport, growth: &Growth, all:
         }
     }
     rows.extend(verdicts.pool_slack.as_ref().map(|slack| row("pool slack", slack)));
+    rows.extend(verdicts.pinned.as_ref().map(|pinned| row("pinned host memory", pinned)));
     rows.extend(verdicts.gap.as_ref().map(|gap| row("Untrackable", gap)));
     let rates = rows.iter().filter_map(|(_, judgement)| (*judgement)?.bytes_per_unit);
     let unit = unit(rates.map(f64::abs).fold(0.0, f64::max));

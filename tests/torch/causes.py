@@ -6,6 +6,8 @@ The device has 16 GiB. A program that runs out of memory ends with PyTorch's err
 """
 
 import collections
+import copy
+import random
 import signal
 import sys
 import time
@@ -133,7 +135,114 @@ def tracebacks_kept():
             errors.append(error)
 
 
+def schedulers_keep_optimizers():
+    """Warm restarts: each cycle builds an optimizer, and its scheduler, which is kept, holds it. Memory does not run out."""
+    model = Net(width=512).cuda()
+    schedulers = []
+    for _ in range(15):
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+        schedulers.append(torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 6))
+        for _ in range(6):
+            model(batch(128, 512)).pow(2).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            schedulers[-1].step()
+
+
+def weights_kept():
+    """A loop with an update of its own, without an optimizer, logs a weight in each iteration."""
+    model = Net().cuda()
+    log = []
+    for _ in range(100):
+        model(batch(128)).pow(2).mean().backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= 1e-3 * parameter.grad
+                parameter.grad = None
+        log.append(model.blocks[0].up.weight.detach().clone())
+
+
+def averages_kept():
+    """A copy of the model is made for each epoch, and stays in a history."""
+    model = Net(width=512).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    history = []
+    for _ in range(30):
+        trained(model, 3, rows=64, width=512, optimizer=optimizer)
+        history.append(copy.deepcopy(model))
+
+
 # Leaks in inference.
+
+
+def logits_kept_in_evaluation():
+    """The logits of a long evaluation after a short training are kept on the device."""
+    model = Net(depth=2, classes=16_000).cuda()
+    trained(model, 12, rows=256)
+    model.eval()
+    logits = []
+    with torch.no_grad():
+        for _ in range(300):
+            logits.append(model(batch(2048)))
+
+
+def features_kept():
+    """The features of a data set are collected. They fit."""
+    model = Net(width=512).cuda().eval()
+    features = []
+    with torch.inference_mode():
+        for _ in range(100):
+            features.append(model(batch(4096, 512)))
+
+
+def sessions_kept():
+    """A server keeps the state of each session, and no session expires."""
+    lengths = random.Random(1)
+    model = Net(width=512).cuda().eval()
+    sessions = {}
+    with torch.no_grad():
+        for _ in range(150):
+            model(batch(lengths.choice([64, 256, 1024]), 512))
+            session = lengths.randrange(60)
+            state = torch.zeros(2 * MIB, device="cuda")
+            sessions[session] = torch.cat([sessions[session], state]) if session in sessions else state
+
+
+def graphs_kept():
+    """A CUDA graph for each length; each has its private pool."""
+    model = Net(width=512, depth=2).cuda().eval()
+    graphs = []
+    with torch.no_grad():
+        for number in range(400):
+            inputs = batch(4096 + 8 * number, 512)
+            model(inputs)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                output = model(inputs)
+            graphs.append((graph, inputs, output))
+
+
+def a_stream_for_each_request():
+    """Each request runs on a new stream, and the memory that a stream cached serves no other. PyTorch has 32 streams."""
+    model = Net(width=512, depth=2).cuda().eval()
+    streams = []
+    with torch.no_grad():
+        for _ in range(40):
+            streams.append(torch.cuda.Stream())
+            with torch.cuda.stream(streams[-1]):
+                model(batch(8192, 512))
+
+
+def pinned_kept():
+    """Pinned staging buffers are kept."""
+    model = Net(width=512).cuda().eval()
+    buffers = []
+    with torch.no_grad():
+        for _ in range(100):
+            buffers.append(torch.empty(4 * MIB, pin_memory=True))
+            model(batch(64, 512))
+
+
 
 
 def embeddings_kept():
@@ -183,6 +292,13 @@ def model_too_large():
     """The parameters do not fit."""
     with torch.device("cuda"):
         Net(width=8192, depth=40)
+
+
+def state_too_large():
+    """The state that Adam makes in its first step does not fit."""
+    with torch.device("cuda"):
+        model = Net(width=4096, depth=10)
+    trained(model, 5, rows=64, width=4096)
 
 
 def logits_too_large():
@@ -278,6 +394,51 @@ def healthy_lengths():
         model(batch(rows)).float().pow(2).mean().backward()
         optimizer.step()
         optimizer.zero_grad()
+
+
+def healthy_adversaries():
+    """Two optimizers take turns."""
+    generator, critic = Net(width=512).cuda(), Net(width=1000, classes=1).cuda()
+    optimizers = [torch.optim.Adam(model.parameters()) for model in (generator, critic)]
+    for _ in range(40):
+        made = generator(batch(512, 512))
+        critic(made.detach()).mean().backward()
+        optimizers[1].step()
+        optimizers[1].zero_grad()
+        (-critic(made)).mean().backward()
+        optimizers[0].step()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+
+
+def healthy_restarts():
+    """A new optimizer for each cycle; the old one is dropped."""
+    model = Net(width=512).cuda()
+    for _ in range(12):
+        trained(model, 6, rows=128, width=512)
+
+
+def healthy_server():
+    """Requests of any length, and a cache that evicts."""
+    lengths = random.Random(5)
+    model = Net(width=512).cuda().eval()
+    cache = collections.OrderedDict()
+    with torch.inference_mode():
+        for request in range(250):
+            cache[request] = model(batch(lengths.choice([64, 256, 1024, 2048]), 512))
+            if len(cache) > 32:
+                cache.popitem(False)
+
+
+def healthy_generation():
+    """Keys and values grow with each token, and are dropped with each answer."""
+    model = Net(width=512).cuda().eval()
+    with torch.no_grad():
+        for _ in range(8):
+            kept = []
+            for _ in range(20):
+                model(batch(64, 512))
+                kept.append(torch.zeros(4 * MIB, device="cuda"))
 
 
 CASES = {name: case for name, case in list(globals().items()) if callable(case) and getattr(case, "__module__", "") == "__main__"}

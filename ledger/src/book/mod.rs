@@ -90,6 +90,8 @@ pub(crate) struct Book {
     /// Bytes of live allocations that segments took and have returned.
     returned_bytes: i64,
     pub tracked: i64,
+    /// Bytes of live page-locked (pinned) host memory, which `tracked` does not include.
+    pub pinned: i64,
     /// Bytes of each role, by its code, without the unknown role and without cells that [`Book::learn_roles`] has not seen.
     by_role: [i64; 16],
     /// Number of cells whose role [`Book::learn_roles`] has stored.

@@ -1,8 +1,8 @@
 //! Points for detecting leaks: amounts of a book at the begin of each step and over time, bounded in number.
 //!
 //! **Sampling times.** The book is sampled at each `Step` record. A leak is memory that a step allocated and that is still held
-//! when the next step begins; temporary memory has been freed by then. Programs without steps are sampled at the lowest moments
-//! of a stable period (period.rs). All programs are also sampled when a window of the book ends or an NVML sample is closed, at
+//! when the next step begins; temporary memory has been freed by then. The book is also sampled when a forward pass begins, for
+//! programs that only infer, and programs without modules are sampled at the lowest moments of a stable period (period.rs). All programs are also sampled when a window of the book ends or an NVML sample is closed, at
 //! most every quarter of a second. No record costs more because of that.
 //!
 //! **Points.** A point is the minimum of its first samples: those of eight steps, or of a minute. When all points are in use,
@@ -42,6 +42,8 @@ const MAX_LOST_STEPS: u64 = 1 << 20;
 #[allow(missing_docs)]
 pub struct TrendView {
     pub steps: Growth,
+    /// Points by forward pass (call of an outermost module).
+    pub passes: Growth,
     /// Points by period, if live bytes rise and fall with a stable period.
     pub periods: Option<Growth>,
     pub times: Growth,
@@ -57,14 +59,18 @@ const GROWTH_CELLS: usize = 64;
 const LEAST_STEPS: usize = gpumem_model::growth::LEAST_POINTS + 2;
 
 impl TrendView {
-    /// Returns the points from which growth is judged: by step, else by period, else by time.
+    /// Returns the points from which growth is judged: by step, else by forward pass, else by period, else by time.
     pub fn growth(self) -> Growth {
         let enough = |track: &Growth| track.points.len() >= LEAST_STEPS;
         let mut track = match self.periods.filter(enough) {
-            _ if enough(&self.steps) => self.steps,
+            _ if enough(&self.steps) && !self.steps.ends_before_half(&self.passes) => self.steps,
+            _ if enough(&self.passes) => self.passes,
             Some(track) => track,
             None => self.times,
         };
+        if track.pinned.iter().all(|bytes| *bytes == 0) {
+            track.pinned.clear();
+        }
         track.cells.sort_by_key(|(cell, points)| (std::cmp::Reverse(rise(points)), *cell));
         for (_, points) in track.cells.drain(GROWTH_CELLS.min(track.cells.len())..) {
             add_changes(&mut track.rest, &points);
@@ -88,10 +94,23 @@ const NAMED: usize = 0;
 const SLACK: usize = 1;
 /// Column of the changes of all cells without a column of their own.
 const REST: usize = 2;
+/// Column of pinned host memory.
+const PINNED: usize = 3;
 /// Number of the fixed columns above; columns of single cells come after them.
-const FIXED: usize = 3;
+const FIXED: usize = 4;
 /// In place of a column index: the cell has never changed.
 const CONSTANT: usize = usize::MAX;
+
+/// Amounts of a book at one moment.
+struct Sample<'b> {
+    /// Number of cells.
+    count: usize,
+    /// Returns the bytes of a cell.
+    amount: &'b dyn Fn(CellId) -> i64,
+    /// Cells of unused bytes.
+    unused: &'b [CellId],
+    pinned: i64,
+}
 
 #[derive(Debug, Clone, Copy)]
 struct Cell {
@@ -113,13 +132,14 @@ impl Track {
     }
 
     fn sample_book(&mut self, index: u64, time_ns: u64, book: &Book) {
-        self.sample(index, time_ns, (book.len(), &|cell| book.now(cell), &book.unused_cells));
+        let amount = |cell: CellId| book.now(cell);
+        let (unused, pinned) = (&book.unused_cells, book.pinned);
+        self.sample(index, time_ns, &Sample { count: book.len(), amount: &amount, unused, pinned });
     }
 
-    /// Adds a sample. `amounts`: number of cells, function that returns a cell's bytes, and cells of unused bytes.
-    fn sample(&mut self, index: u64, time_ns: u64, amounts: (usize, &dyn Fn(CellId) -> i64, &[CellId])) {
+    fn sample(&mut self, index: u64, time_ns: u64, sample: &Sample<'_>) {
         let Some(is_new) = self.ring.place(index, time_ns) else { return };
-        let (count, amount, unused) = amounts;
+        let &Sample { count, amount, unused, pinned } = sample;
         let is_first = is_new && self.ring.points.len() == 1;
         for id in self.cells.len()..count {
             // A new cell had 0 bytes before.
@@ -150,7 +170,7 @@ impl Track {
                 column => self.ring.put(column, bytes, is_new),
             }
         }
-        for (column, bytes) in [(NAMED, named), (SLACK, slack), (REST, rest)] {
+        for (column, bytes) in [(NAMED, named), (SLACK, slack), (REST, rest), (PINNED, pinned)] {
             self.ring.put(column, bytes, is_new);
         }
         self.fold();
@@ -209,6 +229,7 @@ impl Track {
             latest: self.ring.latest,
             named: columns[NAMED].clone(),
             slack: columns[SLACK].clone(),
+            pinned: columns[PINNED].clone(),
             cells: self.cells.iter().enumerate().filter_map(own).collect(),
             rest: columns[REST].clone(),
             ..Growth::default()
@@ -228,6 +249,9 @@ pub fn rise(points: &[i64]) -> u64 {
 #[derive(Debug)]
 pub(crate) struct Trend {
     steps: Track,
+    passes: Track,
+    /// Number of forward passes that have begun.
+    pass_count: u64,
     /// `None` once the program has reported enough steps.
     periods: Option<(Period, Track)>,
     times: Track,
@@ -240,6 +264,8 @@ impl Default for Trend {
     fn default() -> Self {
         Trend {
             steps: Track::new(STEPS),
+            passes: Track::new(STEPS),
+            pass_count: 0,
             periods: Some((Period::default(), Track::new(STEPS))),
             times: Track::new(SECONDS),
             sampled_ns: 0,
@@ -255,6 +281,12 @@ impl Trend {
         if self.steps.ring.points.len() >= ENOUGH_STEPS {
             self.periods = None;
         }
+    }
+
+    /// Samples the book at the begin of a forward pass.
+    pub fn forward_pass(&mut self, time_ns: u64, book: &Book) {
+        self.passes.sample_book(self.pass_count, time_ns, book);
+        self.pass_count += 1;
     }
 
     /// Advances the time to the end of a window; samples the book if a sample is due.
@@ -278,7 +310,9 @@ impl Trend {
     pub fn sample(&mut self, time_ns: u64, amounts: &[i64], book: &Book) {
         if self.take_due(time_ns) {
             let amount = |cell: CellId| amounts.get(cell as usize).copied().unwrap_or(0);
-            self.times.sample(time_ns / SECOND_NS, time_ns, (amounts.len(), &amount, &book.unused_cells));
+            let (count, unused, pinned) = (amounts.len(), &book.unused_cells, book.pinned);
+            let sample = Sample { count, amount: &amount, unused, pinned };
+            self.times.sample(time_ns / SECOND_NS, time_ns, &sample);
         }
     }
 
@@ -291,14 +325,15 @@ impl Trend {
         is_due
     }
 
-    /// Returns the points by step, period and time; those of untrackable bytes are in [`GapTrend`].
+    /// Returns the points by step, forward pass, period and time; those of untrackable bytes are in [`GapTrend`].
     pub fn view(&self) -> TrendView {
         let periods = self.periods.as_ref().and_then(|(period, track)| {
             let length_ns = period.length_ns(self.now_ns)?;
             Some(track.view(Axis::Period, Some(length_ns)))
         });
+        let passes = self.passes.view(Axis::ForwardPass, None);
         let (steps, times) = (self.steps.view(Axis::Step, None), self.times.view(Axis::Minute, None));
-        TrendView { steps, periods, times, ..TrendView::default() }
+        TrendView { steps, passes, periods, times, ..TrendView::default() }
     }
 }
 
@@ -376,7 +411,12 @@ mod tests {
         track.sample(
             index,
             index.wrapping_mul(1000),
-            (amounts.len(), &|cell| amounts[cell as usize], &[IDLE, OPAQUE]),
+            &Sample {
+                count: amounts.len(),
+                amount: &|cell| amounts[cell as usize],
+                unused: &[IDLE, OPAQUE],
+                pinned: 0,
+            },
         );
     }
 

@@ -39,6 +39,9 @@ impl Process {
                 let book = self.book(stamp.device);
                 self.note_progress(stamp);
                 self.holdings.block_alloc(address, bytes, pool, use_as, stamp, book);
+                if self.holdings.pass_begins {
+                    self.begin_forward_pass(book, stamp.time_ns);
+                }
             }
             Body::FreeBegin { address } => {
                 let found = self.holdings.found_at(address);

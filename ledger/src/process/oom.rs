@@ -62,6 +62,9 @@ impl Process {
         let Some(mut report) = OomReport::from_record(body) else { return };
         let book = self.book(stamp.device);
         report.phase = self.phase_of_request(book, stamp, body);
+        if matches!(body, Body::Oom { .. }) {
+            self.holdings.note_failure(book, stamp.seq);
+        }
         let time_ns = self.stream.time_of(stamp);
         let place = RequestPlace { book, thread: stamp.thread, time_ns };
         if report.is_refusal {

@@ -19,6 +19,14 @@ impl Process {
         }
     }
 
+    /// Samples a book at the begin of a forward pass.
+    pub fn begin_forward_pass(&mut self, book: u8, time_ns: u64) {
+        self.holdings.pass_begins = false;
+        if let Some((trend, book)) = self.trend(usize::from(book)) {
+            trend.forward_pass(time_ns, book);
+        }
+    }
+
     /// Samples the books whose windows have ended.
     pub fn note_ended_windows(&mut self) {
         if self.holdings.is_ordinal() {

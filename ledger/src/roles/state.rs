@@ -30,6 +30,16 @@ pub(crate) struct Roles {
     pub has_worked: bool,
     /// Whether an optimizer step has completed and no forward pass has begun since.
     pub is_iterated: bool,
+    /// Whether a backward pass has begun since the last forward pass began.
+    pub has_backward: bool,
+    /// Number of the record of the last failed request; 0 if none failed.
+    pub failed_seq: u64,
+    /// Maximum of the temporary bytes of an optimizer step so far.
+    pub optimizer_temporary: i64,
+    /// Threads whose last block was allocated outside of modules.
+    pub outside_threads: Threads,
+    /// The thread on which the last forward pass began.
+    pub pass_thread: u32,
     /// Threads that ran forward passes, and threads that ran backward passes; a thread can be in both.
     pub forward_threads: Threads,
     pub backward_threads: Threads,
@@ -55,6 +65,12 @@ impl Threads {
             self.0[self.1] = thread;
             self.1 = (self.1 + 1) % THREADS;
         }
+    }
+
+    /// Removes a thread; returns whether it was there. 0 stands for an unknown thread.
+    pub fn remove(&mut self, thread: u32) -> bool {
+        let found = self.0.iter_mut().find(|other| **other == thread && thread != 0);
+        found.map(|other| *other = 0).is_some()
     }
 }
 

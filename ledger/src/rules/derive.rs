@@ -6,17 +6,19 @@
 //! | backward | the beginning of the optimizer, or of the next forward pass (gradients are accumulated) | gradient | temporary |
 //! | optimizer | its end | optimizer state | temporary |
 //! | no phase, between two steps | the beginning of forward | input | temporary |
-//! | evaluation | | unknown | temporary |
+//! | evaluation | the beginning of the next forward pass, or training | unknown | temporary |
 //! | setup, or no phase before anything was trained | | unknown | |
 //!
 //! Until then a block has a preliminary role, the most frequent one: activation in forward, temporary in backward and in an
 //! optimizer, optimizer state in the first optimizer step. A role from a `Retag` or from the block's own record is final. Every
-//! change shifts bytes between cells, also in the amounts at the peak, so no sum changes.
+//! change shifts bytes between cells, also in the amounts at the peak, so no sum changes. A block that was live when a request failed
+//! keeps its role when it is freed before its phase ends, because the program frees it only due to the failure.
 //!
 //! **Phase boundaries.** A phase begins with a `PhaseBegin` record, or with the first block on a device whose record has the
 //! phase. (The optimizer reports its begin and end.) A forward block on a thread that has run only backward passes is a
 //! recomputation of activation checkpointing, and counts as backward. A block without a phase belongs to the forward pass in
-//! progress, because loss code is in no module. It belongs to the backward pass in progress if its thread has run only backward
+//! progress, because loss code is in no module. A forward pass begins when a thread that allocated outside of modules allocates in one.
+//! It belongs to the backward pass in progress if its thread has run only backward
 //! passes, because the end of a backward pass runs outside its nodes. A `Step` ends all phases.
 //!
 //! **Blocks that outlive whole steps** are not activations or inputs, but copies of weights, caches, buckets. After three steps
@@ -65,7 +67,48 @@ impl Holdings {
         }
     }
 
+    /// Detects the begin of a forward pass: a thread allocates in a module after it allocated outside of modules.
+    fn detect_forward_pass(&mut self, book: u8, stamp: &Stamp, phase: Phase) {
+        let roles = &mut self.roles[usize::from(book)];
+        match phase {
+            Phase::Unknown | Phase::Between if !roles.is_backward_thread(stamp.thread) => {
+                roles.outside_threads.note(stamp.thread);
+                return;
+            }
+            Phase::Forward | Phase::Evaluation if roles.outside_threads.remove(stamp.thread) => {}
+            _ => return,
+        }
+        self.pass_begins = true;
+        // Passes of several threads may overlap.
+        let is_next = std::mem::replace(&mut roles.pass_thread, stamp.thread) == stamp.thread;
+        let is_step = std::mem::take(&mut roles.has_backward) && roles.optimized == 0;
+        if is_next {
+            self.end_list(book, List::Evaluation, None);
+        }
+        if is_step && !self.phases.has_steps {
+            self.grow_older(book, true);
+        }
+    }
+
+    /// Handles a failed request. Blocks that are live now keep their roles if the program frees them before their phase ends. If
+    /// an optimizer has allocated more than the temporary bytes of earlier steps, its oldest blocks are the state of a new
+    /// optimizer.
+    pub fn note_failure(&mut self, book: u8, seq: u64) {
+        let roles = &mut self.roles[usize::from(book)];
+        roles.failed_seq = seq;
+        let mut more = roles.undecided.sum(List::Optimizer) - roles.optimizer_temporary;
+        let blocks: Vec<Entry> = roles.undecided.iter(List::Optimizer).map(|(_, entry)| entry).collect();
+        for entry in blocks {
+            if more <= 0 {
+                break;
+            }
+            more -= entry.bytes as i64;
+            self.assign(&entry, Role::OptimizerState);
+        }
+    }
+
     fn list_at_birth(&mut self, book: u8, stamp: &Stamp, phase: Phase) -> Option<List> {
+        self.detect_forward_pass(book, stamp, phase);
         let now = self.roles[usize::from(book)].now;
         let is_stamped = phase != Phase::Unknown;
         let phase = match phase {
@@ -120,7 +163,8 @@ impl Holdings {
         let is_settled = matches!(entry.list, List::Decided | List::Workspace);
         let is_known = row.is(Row::EXACT) || entry.list == List::Forward && !roles.is_trained;
         let mut row = Row { owner: NOT_LISTED, ..*row };
-        if end == End::Removed || is_settled || is_known {
+        let has_failed = row.seq < roles.failed_seq;
+        if end == End::Removed || is_settled || is_known || has_failed {
             return row;
         }
         // Bytes that are removed now matter only for the amounts at the peak.
@@ -195,7 +239,8 @@ impl Holdings {
                 self.end_list(book, List::Between, Some(Role::Input));
             }
             Phase::Backward => {
-                self.roles[usize::from(book)].is_trained = true;
+                let roles = &mut self.roles[usize::from(book)];
+                (roles.is_trained, roles.has_backward) = (true, true);
                 self.end_list(book, List::Forward, Some(Role::Activation));
             }
             Phase::Optimizer => {
@@ -238,7 +283,11 @@ impl Holdings {
     fn end_list(&mut self, book: u8, list: List, role: Option<Role>) {
         let roles = &mut self.roles[usize::from(book)];
         if list != List::Between && !self.phases.is_replay {
-            roles.iterations.add_temporary(roles.undecided.max_temporary(list), list == List::Backward);
+            let temporary = roles.undecided.max_temporary(list);
+            roles.iterations.add_temporary(temporary, list == List::Backward);
+            if list == List::Optimizer {
+                roles.optimizer_temporary = roles.optimizer_temporary.max(temporary);
+            }
         }
         let may_grow_old = matches!(role, Some(Role::Activation | Role::Input));
         while let Some((at, entry)) = self.roles[usize::from(book)].undecided.first(list) {

@@ -55,6 +55,8 @@ pub(crate) struct Holdings {
     pub(super) residues: Vec<PeakResidues>,
     pub(super) roles: Vec<Roles>,
     pub phases: PhaseReports,
+    /// Whether a forward pass began with the current block.
+    pub pass_begins: bool,
     /// Blocks with a phase that were unknown before the resync in progress.
     pub(super) restated: Vec<RestatedBlock>,
     /// Ids of libraries whose driver allocations are scratch memory.
@@ -170,8 +172,10 @@ impl Holdings {
 
     /// Counts memory of a kind that NVML does not charge to the process, outside the book; returns false for charged kinds.
     pub fn count_side_memory(&mut self, book: u8, kind: MemoryKind, bytes: i64) -> bool {
-        let amount = side_bytes(&mut self.side_memory[usize::from(book)], kind);
-        amount.map(|amount| *amount = amount.wrapping_add(bytes)).is_some()
+        let memory = &mut self.side_memory[usize::from(book)];
+        let is_beside = side_bytes(memory, kind).map(|amount| *amount = amount.wrapping_add(bytes)).is_some();
+        self.books[usize::from(book)].pinned = memory.pinned_bytes;
+        is_beside
     }
 
     /// Finishes a record: records peaks, and ends windows. Returns the touched books, one bit for each.

@@ -704,3 +704,51 @@ fn another_program_of_the_process_begins_anew() {
     assert_eq!(t.now(), "Unknown 105", "it has not trained yet");
     assert_eq!(t.rows().len(), 2, "what it had begun is over");
 }
+
+#[test]
+fn blocks_keep_their_roles_when_an_error_frees_them() {
+    let mut t = Train::new();
+    t.iterate();
+    // Another optimizer allocates its state, and a request fails.
+    t.born("x", 5, Unknown).born("act", 100, Forward).born("grad", 1000, Backward);
+    t.phase(Optimizer).born("m", 2000, Optimizer).born("v", 2000, Optimizer).born("t", 7, Optimizer);
+    t.s.say(Body::Oom {
+        bytes: 2000,
+        pool_used_bytes: Reading(None),
+        pool_reserved_bytes: Reading(None),
+        outcome: OomOutcome::Unknown,
+        result: 2,
+    });
+    let at_failure = t.now();
+    assert_eq!(at_failure, "Gradient 1000 OptimizerState 4000 Activation 100 Input 5 Temporary 7");
+    t.free("t").free("v").free("m").free("grad").free("act");
+    assert_eq!(t.at_peak(), at_failure, "both surfaces agree");
+}
+
+#[test]
+fn results_of_earlier_evaluation_passes_are_not_temporary() {
+    let mut t = Train::new();
+    t.iterate();
+    for name in ["a", "b", "c"] {
+        t.born("batch", 5, Unknown).born("tmp", 10, Evaluation).born(name, 100, Evaluation);
+        t.free("tmp").free("batch");
+    }
+    t.born("more", 1 << 20, Unknown);
+    t.free("a").free("b").free("c");
+    assert_eq!(t.at_peak(), "Unknown 1048776 Temporary 100", "only of the last pass it is not known");
+}
+
+#[test]
+fn without_an_optimizer_passes_count_as_steps() {
+    let mut t = Train::new();
+    for name in ["a", "b", "c", "d", "e"] {
+        t.born("x", 5, Unknown)
+            .born("act", 100, Forward)
+            .born("grad", 1000, Backward)
+            .free("act")
+            .free("grad");
+        t.free("x").born(name, 70, Unknown);
+    }
+    t.born("x", 5, Unknown).born("act", 100, Forward);
+    assert_eq!(t.now(), "Unknown 140 Activation 100 Input 215", "a log, not inputs");
+}

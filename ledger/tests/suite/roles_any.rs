@@ -64,6 +64,9 @@ struct Model {
     replays: bool,
     threads: BTreeSet<u32>,
     backward_threads: BTreeSet<u32>,
+    outside: BTreeSet<u32>,
+    pass_thread: u32,
+    has_backward: bool,
     parameter_sizes: BTreeSet<u64>,
     ambiguous: BTreeSet<u64>,
     knows_parameters: bool,
@@ -90,8 +93,27 @@ impl Model {
         self.backward_threads.contains(&thread) && !self.threads.contains(&thread)
     }
 
+    /// Detects the begin of a forward pass.
+    fn note_pass(&mut self, stamped: Phase, thread: u32) {
+        if stamped == Phase::Unknown && self.looks && !self.only_works_in_backward(thread) {
+            self.outside.insert(thread);
+        }
+        if !matches!(stamped, Phase::Forward | Phase::Evaluation) || !self.outside.remove(&thread) {
+            return;
+        }
+        let is_next = std::mem::replace(&mut self.pass_thread, thread) == thread;
+        let is_step = std::mem::take(&mut self.has_backward) && self.optimized == 0;
+        if is_next {
+            self.settle(Phase::Evaluation, None);
+        }
+        if is_step && !self.stepped {
+            self.grow_older(true);
+        }
+    }
+
     /// Returns the phase in which a block is allocated, if its role can be derived from it; `Unknown`: between phases.
     fn phase_of_birth(&mut self, seq: u64, stamped: Phase, thread: u32) -> Option<Phase> {
+        self.note_pass(stamped, thread);
         let phase = match stamped {
             Phase::Setup => return None,
             Phase::Unknown if !self.looks => return None,
@@ -197,6 +219,7 @@ impl Model {
         }
         if matches!(next, Phase::Backward | Phase::Optimizer) {
             self.trained = true;
+            self.has_backward |= next == Phase::Backward;
             self.settle(Phase::Forward, Some(Role::Activation));
         }
         self.worked |= next == Phase::Forward && !self.replays;

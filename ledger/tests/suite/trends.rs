@@ -169,3 +169,32 @@ fn another_program_in_the_process_begins_anew() {
     assert_eq!(trend(&s).steps.named, [0]);
     assert!(s.process().cells.iter().any(|cell| cell.class == Class::Direct));
 }
+
+/// A request on the host's side, pinned memory that stays, and a module that is called with each request.
+#[test]
+fn forward_passes_are_counted_and_pinned_memory_has_points() {
+    let mut s = Script::new();
+    s.pool(7, 0, true, PoolOwner::Framework);
+    s.alloc(1 << 40, 1 << 30);
+    s.segment(1 << 40, 1 << 30, 7);
+    s.stamp.thread = 1;
+    s.say(Body::PhaseBegin { phase: Phase::Setup });
+    s.say(Body::PhaseBegin { phase: Phase::Forward });
+    let place = |number: u64| (1 << 40) + number * MIB;
+    let born = |s: &mut Script, number: u64, bytes: u64, phase: Phase| {
+        s.say(Body::BlockAlloc { address: place(number), bytes, pool: 7, use_as: (Role::Unknown, phase) });
+    };
+    for pass in 0..4_u64 {
+        let (memory, took_us) = (MemoryKind::Pinned, 0);
+        s.say(Body::AllocEnd { address: (1 << 50) + (pass << 20), bytes: 1000, pool: 0, took_us, memory });
+        born(&mut s, 0, 10, Phase::Between);
+        born(&mut s, 1, 5, Phase::Evaluation);
+        born(&mut s, 2 + pass, 100, Phase::Evaluation);
+        s.unblock(place(1), 7);
+        s.unblock(place(0), 7);
+    }
+    let passes = trend(&s).passes;
+    assert_eq!(passes.points.iter().map(|(index, _)| *index).collect::<Vec<_>>(), [0, 1, 2, 3]);
+    assert_eq!(passes.named, [15, 115, 215, 315]);
+    assert_eq!(passes.pinned, [1000, 2000, 3000, 4000]);
+}

@@ -1,17 +1,19 @@
-//! Finds growing memory: from the amounts at the begin of each training step, and over time for growth that steps do not show.
+//! Finds growing memory: from the amounts at the begin of each step or forward pass, and over time for growth that these do not
+//! show.
 //!
 //! Memory that fluctuates can hide growth in the sum, so categories and tags are judged, too. The judgement over time omits
-//! parameters, because a program that loads a model does not leak.
+//! parameters, because a program that loads a model does not leak. Memory that rises again to an earlier level is not growth: a
+//! cache that is dropped with each request.
 
 use super::{Finding, Kind, Severity, mib};
 use crate::category::OTHERS;
-use crate::judge::trend_test::{ALPHA, Judgement, Verdict, judge};
-use crate::judge::{Axis, units};
+use crate::judge::trend_test::{ALPHA, Judgement, Verdict, judge, warm_up};
+use crate::judge::{Axis, Growth as Points, units};
 use crate::rules::NO_TAG;
 use crate::{GroupBy, Report, most_used, sum, sum_of, sums};
 use gpumem_model::escape::escape;
 use gpumem_model::names::Named;
-use gpumem_model::run::{Class, Device, Oom, State};
+use gpumem_model::run::{Cell, Class, Device, Oom, State};
 use gpumem_model::timeline::Point;
 use gpumem_model::units::plural;
 use gpumem_wire::Role;
@@ -27,6 +29,10 @@ const COMMON_SHARE: f64 = 0.6;
 const MATERIAL_SHARE: f64 = 0.02;
 /// Minimum growth in bytes.
 const MATERIAL_BYTES: f64 = 8.0 * 1_048_576.0;
+/// Minimum growth of pinned host memory in bytes.
+const MATERIAL_PINNED_BYTES: f64 = 256.0 * 1_048_576.0;
+/// Minimum number of forward passes for growth, because a program may keep the results of a short evaluation.
+const LEAST_PASSES: u64 = 48;
 /// Minimum duration in seconds for growth over time, because a shorter program is still starting.
 const LEAST_SECONDS: f64 = 3.0;
 /// Maximum number of points over time that are judged. The time to judge grows with the square of this number.
@@ -43,11 +49,11 @@ const LONGEST_FORECAST_S: f64 = 30.0 * 86_400.0;
 pub(super) struct Growth {
     /// Number of bytes that were added and not released.
     pub bytes: i64,
-    /// Unit of time of the rate: `step`, `period` or `second`.
+    /// Unit of time of the rate: `step`, `forward pass`, `period` or `second`.
     axis: &'static str,
-    /// Number of steps, periods or seconds (see `axis`) for which the memory grew.
+    /// Number of units of `axis` for which the memory grew.
     over: u64,
-    confidence: f64,
+    pub confidence: f64,
     /// Time for which the memory grew, until now (ns); `None` if the growth may have ended.
     lasted_ns: Option<u64>,
     /// Tags that grow, and the bytes by which they grew; the largest first.
@@ -60,7 +66,7 @@ pub(super) struct Growth {
 struct Course<'r> {
     /// Time of each point (ns).
     times_ns: Vec<u64>,
-    /// For each point: the number of the step or period, or the time in seconds.
+    /// For each point: the number of the step, forward pass or period, or the time in seconds.
     positions: Vec<f64>,
     /// The sum of all memory that is judged.
     whole: Vec<i64>,
@@ -73,19 +79,61 @@ pub(super) fn growth(report: &Report<'_>, device: &Device, oom: Option<&Oom>) ->
     let used = most_used_until(device, oom);
     let material = (used as f64 * MATERIAL_SHARE).max(MATERIAL_BYTES);
     let points = &device.details.growth;
-    let by_step = Course::of_steps(report, device).and_then(|course| {
-        course.judged(material, points.axis.name(), |judgement| Some(units(points, judgement)))
-    });
-    let by_time = Course::over_time(report, device, oom).and_then(|course| {
-        let seconds =
-            |judgement: &Judgement| Some(judgement.units()).filter(|length| *length >= LEAST_SECONDS);
-        course.judged(material, "second", |judgement| Some(seconds(judgement)?.round() as u64))
-    });
+    let by_step = Course::of_steps(report, device)
+        .and_then(|course| course.judged(material, points.axis.name(), |judged| steps(points, judged)));
+    let by_time = Course::over_time(report, device, oom, is_live)
+        .and_then(|course| course.judged(material, "second", seconds));
     match (by_step, by_time) {
         (Some(by_step), Some(by_time)) if by_time.bytes as f64 > by_step.bytes as f64 * CLEARLY_LARGER => {
             Some(by_time)
         }
         (by_step, by_time) => by_step.or(by_time),
+    }
+}
+
+/// Returns whether memory of a cell is in use and not a parameter.
+fn is_live(cell: &Cell) -> bool {
+    matches!(cell.class, Class::Direct | Class::Block) && cell.role.as_deref() != Role::Parameter.name()
+}
+
+/// Returns the number of steps, forward passes or periods of a judgement; `None` if these are too few.
+fn steps(points: &Points, judgement: &Judgement) -> Option<u64> {
+    let least = if points.axis == Axis::ForwardPass { LEAST_PASSES } else { 0 };
+    Some(units(points, judgement)).filter(|count| *count >= least)
+}
+
+/// Returns the number of seconds of a judgement; `None` if these are too few.
+fn seconds(judgement: &Judgement) -> Option<u64> {
+    Some(judgement.units()).filter(|length| *length >= LEAST_SECONDS).map(|length| length.round() as u64)
+}
+
+/// Returns the growth of the unused memory of pools until `oom`, or until the last moment.
+pub(super) fn idle(report: &Report<'_>, device: &Device, oom: Option<&Oom>) -> Option<Growth> {
+    let material = (most_used_until(device, oom) as f64 * MATERIAL_SHARE).max(MATERIAL_BYTES);
+    beside(&device.details.growth, &device.details.growth.slack, material).or_else(|| {
+        let course = Course::over_time(report, device, oom, |cell| cell.class == Class::PoolIdle)?;
+        course.judged(material, "second", seconds)
+    })
+}
+
+/// Returns the growth of an amount at the points of `points` that is no part of the memory in use.
+fn beside(points: &Points, amounts: &[i64], material: f64) -> Option<Growth> {
+    if amounts.is_empty() {
+        return None;
+    }
+    let first_ns = points.points.first()?.1;
+    let is_timed = points.axis == Axis::Minute;
+    let position = |&(index, time_ns): &(u64, u64)| match is_timed {
+        true => time_ns.saturating_sub(first_ns) as f64 / 1e9,
+        false => index as f64,
+    };
+    let (times_ns, positions) = points.points.iter().map(|point| (point.1, position(point))).unzip();
+    let mut course = Course::new(times_ns, positions);
+    course.whole.clear();
+    course.whole.extend(amounts);
+    match is_timed {
+        true => course.judged(material, "second", seconds),
+        false => course.judged(material, points.axis.name(), |judgement| steps(points, judgement)),
     }
 }
 
@@ -113,7 +161,7 @@ impl<'r> Course<'r> {
         put(&mut self.structures, report.category(cell, GroupBy::Structure).unwrap_or(OTHERS));
     }
 
-    /// Returns the amounts at the time when each step or period began.
+    /// Returns the amounts at the time when each step, forward pass or period began.
     fn of_steps(report: &'r Report<'_>, device: &Device) -> Option<Self> {
         let points = &device.details.growth;
         if points.axis == Axis::Minute || points.points.is_empty() {
@@ -131,8 +179,13 @@ impl<'r> Course<'r> {
         Some(course)
     }
 
-    /// Returns the amounts at the highest moment of each interval of time, without parameters and idle memory.
-    fn over_time(report: &'r Report<'_>, device: &'r Device, oom: Option<&Oom>) -> Option<Self> {
+    /// Returns the amounts of the cells that `counts` selects, at the highest moment of each interval of time.
+    fn over_time(
+        report: &'r Report<'_>,
+        device: &'r Device,
+        oom: Option<&Oom>,
+        counts: fn(&Cell) -> bool,
+    ) -> Option<Self> {
         let until_ns = oom.map_or(u64::MAX, |oom| oom.time_ns);
         let points = &device.details.timeline.points;
         let points: Vec<_> = points.iter().filter(|point| point.time_ns <= until_ns).collect();
@@ -146,11 +199,7 @@ impl<'r> Course<'r> {
         let mut course = Course::new(times_ns, positions);
         for (at, point) in points.iter().enumerate() {
             for &(cell, bytes) in &point.amounts {
-                let counts = report.cell(cell).is_some_and(|cell| {
-                    matches!(cell.class, Class::Direct | Class::Block)
-                        && cell.role.as_deref() != Role::Parameter.name()
-                });
-                if counts {
+                if report.cell(cell).is_some_and(counts) {
                     course.whole[at] = course.whole[at].saturating_add(bytes);
                     course.add(report, cell, at, bytes);
                 }
@@ -170,7 +219,9 @@ impl<'r> Course<'r> {
         let judged = |amounts: &[i64], among: usize| {
             let points = self.positions.iter().copied().zip(amounts.iter().map(|bytes| *bytes as f64));
             let judgement = judge(&points.collect::<Vec<_>>(), material, ALPHA / among.max(1) as f64);
-            (judgement.verdict == Verdict::Growing).then(|| (self.added(&judgement, amounts), judgement))
+            let grows =
+                judgement.verdict == Verdict::Growing && self.is_new_high(&judgement, amounts, material);
+            grows.then(|| (self.added(&judgement, amounts), judgement))
         };
         let parts = |series: &BTreeMap<&str, Vec<i64>>| {
             // Amounts that never changed by the minimum need no judgement.
@@ -214,6 +265,15 @@ impl<'r> Course<'r> {
             .then(|| self.times_ns.last()?.checked_sub(*self.times_ns.get(first)?))?
     }
 
+    /// Returns whether an amount is at last clearly higher than before the time that `judgement` covers, without the warm-up.
+    fn is_new_high(&self, judgement: &Judgement, amounts: &[i64], material: f64) -> bool {
+        let Some((first, _)) = judgement.span else { return false };
+        let before = self.positions.iter().zip(amounts).skip(warm_up(amounts.len()));
+        let earlier = before.filter(|(position, _)| **position < first).map(|(_, bytes)| *bytes).max();
+        let last = amounts.last().copied().unwrap_or(0);
+        earlier.is_none_or(|earlier| last.saturating_sub(earlier) as f64 >= material)
+    }
+
     /// Returns the number of bytes by which an amount grew during the time that `judgement` covers.
     fn added(&self, judgement: &Judgement, amounts: &[i64]) -> i64 {
         let Some((first, last)) = judgement.span else { return 0 };
@@ -254,13 +314,18 @@ impl Growth {
         (full_in_s <= LONGEST_FORECAST_S).then_some(full_in_s as u64)
     }
 
-    /// Returns the growth as a finding. `used` is the number of bytes that the process used.
-    pub fn finding(self, device: &Device, used: i64, severity: Severity) -> Finding {
+    /// Returns the rate and the number of steps, forward passes, periods or seconds.
+    pub fn rate(&self) -> String {
         let rate = self.bytes as f64 / self.over.max(1) as f64;
         let rate = match rate / 1_048_576.0 {
             mib if mib >= 1.0 => format!("{mib:.1} MiB"),
             mib => format!("{:.1} KiB", mib * 1024.0),
         };
+        format!("+{rate} per {} over {}", self.axis, plural(self.over, self.axis))
+    }
+
+    /// Returns the growth as a finding. `used` is the number of bytes that the process used.
+    pub fn finding(self, device: &Device, used: i64, severity: Severity) -> Finding {
         let names: Vec<String> = self.names.iter().map(|(name, _)| escape(name)).collect();
         let structure = self.structure.as_deref().filter(|name| *name != OTHERS).map(escape);
         let mut subject: Vec<String> = structure.into_iter().chain([names.join(", ")]).collect();
@@ -269,9 +334,8 @@ impl Growth {
         let subject = if subject.is_empty() { "memory".to_owned() } else { subject.join(" of ") };
         let share = 100.0 * self.bytes as f64 / used.max(1) as f64;
         let what = format!(
-            "{subject}: +{rate} per {} over {}, {} MiB in all, {share:.0} % of the process's memory",
-            self.axis,
-            plural(self.over, self.axis),
+            "{subject}: {}, {} MiB in all, {share:.0} % of the process's memory",
+            self.rate(),
             mib(self.bytes),
         );
         Finding {
@@ -292,4 +356,39 @@ pub(super) fn finding(report: &Report<'_>, device: &Device) -> Option<Finding> {
     finding.full_in_s = full_in_s;
     finding.what.extend(finding.forecast().map(|forecast| format!("; {forecast}")));
     Some(finding)
+}
+
+/// Returns the finding on pinned host memory that grows.
+pub(super) fn pinned(device: &Device) -> Option<Finding> {
+    let used = most_used(device).unwrap_or(0);
+    let points = &device.details.growth;
+    let growth = beside(points, &points.pinned, MATERIAL_PINNED_BYTES)?;
+    let what = format!("pinned host memory: {}, {} MiB in all", growth.rate(), mib(growth.bytes));
+    let finding = Finding::new(Kind::Growth, Severity::Warning, Some(device), (growth.bytes, used), what);
+    Some(Finding { confidence: Some(growth.confidence), share: finding.share.min(1.0), ..finding })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn judged(amounts: Vec<i64>) -> Option<Growth> {
+        let course =
+            Course { whole: amounts, ..Course::new((0..60).collect(), (0..60).map(f64::from).collect()) };
+        course.judged(1e6, "forward pass", |judgement| Some(judgement.units() as u64))
+    }
+
+    #[test]
+    fn memory_that_rises_again_to_an_earlier_level_is_not_growth() {
+        // Three answers of a generation; the cache of each is dropped.
+        let cache = |at: i64| if at < 40 { at % 20 * 1_000_000 } else { (at - 40) * 1_000_000 };
+        assert_eq!(judged((0..60).map(cache).collect()), None);
+        // The last part rises above all that was there before.
+        let leak = |at: i64| if at < 30 { at % 10 * 1_000_000 } else { (at - 30) * 1_000_000 };
+        let found = judged((0..60).map(leak).collect()).expect("it grows");
+        assert_eq!(
+            found.rate(),
+            "+1.0 MiB per forward pass over 29 forward passes".replace("1.0 MiB", "976.6 KiB")
+        );
+    }
 }

@@ -219,6 +219,7 @@ impl Findings {
                 }
                 _ => {
                     findings.extend(growth::finding(report, device));
+                    findings.extend(growth::pinned(device));
                     findings.extend(unused_pool(report, device));
                 }
             }
@@ -236,7 +237,10 @@ fn unused_pool(report: &Report<'_>, device: &Device) -> Option<Finding> {
     let idle = held(report.run, &device.peak.amounts, |cell| cell.class == Class::PoolIdle);
     let used = used_or_tracked(&device.peak)?;
     let what = format!("{} MiB were cached by the allocator and not in use at the peak", mib(idle));
-    note(Kind::UnusedPool, device, (idle, used), UNUSED_SHARE, what)
+    let note = note(Kind::UnusedPool, device, (idle, used), UNUSED_SHARE, what)?;
+    let Some(growth) = growth::idle(report, device, None) else { return Some(note) };
+    let what = format!("{}: {}", note.what, growth.rate());
+    Some(Finding { severity: Severity::Warning, confidence: Some(growth.confidence), what, ..note })
 }
 
 fn untrackable(report: &Report<'_>, device: &Device) -> Option<Finding> {

@@ -155,20 +155,28 @@ impl<'r> Request<'r> {
         let (idle, largest) = self.oom.idle_bytes.zip(self.oom.largest_idle_bytes)?;
         let (idle, largest) = (signed(idle), signed(largest));
         let is_much = idle as f64 >= self.used as f64 * FRAGMENTED_SHARE;
-        let fits = is_much && self.would_fit(idle) && largest < signed(self.oom.asked_bytes);
-        fits.then(|| Finding {
-            advice: (names::has_torch(report.run) && !self.oom.is_expandable)
-                .then(|| "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True".to_owned()),
-            ..self.finding(
-                Kind::Fragmentation,
-                idle,
-                format!(
-                    "{} MiB of the pool are unused, and the largest piece of {} MiB is too small for {} MiB",
-                    mib(idle),
-                    mib(largest),
-                    mib(signed(self.oom.asked_bytes))
-                ),
-            )
+        if !is_much || !self.would_fit(idle) {
+            return None;
+        }
+        let asked = signed(self.oom.asked_bytes);
+        let growth = growth::idle(report, self.device, Some(self.oom));
+        let growth = growth.map(|growth| format!(": {}", growth.rate())).unwrap_or_default();
+        if largest >= asked {
+            // The allocator uses a large enough piece unless it belongs to another stream, a private pool or a size class.
+            let pieces = "in pieces that the request cannot use (of other streams, CUDA graphs or sizes)";
+            let what = format!("{} MiB of the pool are unused {pieces}{growth}", mib(idle));
+            return Some(self.finding(Kind::Fragmentation, idle, what));
+        }
+        let has_advice = names::has_torch(report.run) && !self.oom.is_expandable;
+        let what = format!(
+            "{} MiB of the pool are unused, and the largest piece of {} MiB is too small for {} MiB{growth}",
+            mib(idle),
+            mib(largest),
+            mib(asked)
+        );
+        Some(Finding {
+            advice: has_advice.then(|| "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True".to_owned()),
+            ..self.finding(Kind::Fragmentation, idle, what)
         })
     }
 

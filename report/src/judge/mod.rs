@@ -1,7 +1,8 @@
 //! Verdicts on the growth of a run's memory, computed for a report from the points that the ledger recorded.
 //!
 //! Idle memory in pools comes and goes with fragmentation, so `tracked` is judged without it, and idle memory is judged
-//! separately. Rates are per step if the program reported steps, per period if it has a stable period, and else per minute.
+//! separately. Rates are per step if the program made steps, per forward pass if it called modules, per period if it has a stable
+//! period, and else per minute.
 
 pub mod trend_test;
 
@@ -20,8 +21,8 @@ const LEAST_SHARE: f64 = 0.001;
 /// `used` is the process's used memory in bytes.
 pub fn judge_amounts(growth: &Growth, amounts: &[i64], used: i64, among: usize) -> Judgement {
     let place = |&(index, time_ns): &(u64, u64)| match growth.axis {
-        Axis::Step | Axis::Period => index as f64,
         Axis::Minute => time_ns as f64 / MINUTE_NS,
+        _ => index as f64,
     };
     let points = growth.points.iter().map(place).zip(amounts.iter().map(|&bytes| bytes as f64));
     verdict(growth, &points.collect::<Vec<_>>(), used, among)
@@ -30,8 +31,8 @@ pub fn judge_amounts(growth: &Growth, amounts: &[i64], used: i64, among: usize) 
 /// Judges an amount that was read by sampling, given as (time in ns, bytes).
 pub fn judge_samples(growth: &Growth, samples: &[(u64, i64)], used: i64) -> Judgement {
     let place = |time_ns: u64| match growth.axis {
-        Axis::Step | Axis::Period => step_at(growth, time_ns),
         Axis::Minute => Some(time_ns as f64 / MINUTE_NS),
+        _ => step_at(growth, time_ns),
     };
     let points = samples.iter().filter_map(|&(time_ns, bytes)| Some((place(time_ns)?, bytes as f64)));
     verdict(growth, &points.collect::<Vec<_>>(), used, 1)
@@ -58,11 +59,11 @@ fn step_at(growth: &Growth, time_ns: u64) -> Option<f64> {
     Some(before.0 as f64 + share * after.0.saturating_sub(before.0) as f64)
 }
 
-/// Returns the number of steps, periods or minutes that a judgement covers, rounded.
+/// Returns the number of steps, forward passes, periods or minutes that a judgement covers, rounded.
 pub fn units(growth: &Growth, judgement: &Judgement) -> u64 {
     let stride = match growth.axis {
-        Axis::Step | Axis::Period => growth.stride as f64,
         Axis::Minute => 0.0,
+        _ => growth.stride as f64,
     };
     (judgement.units() + stride).round() as u64
 }

@@ -95,11 +95,15 @@ impl Judgement {
     }
 }
 
+/// Returns the number of points that are warm-up, of `count` points.
+pub fn warm_up(count: usize) -> usize {
+    count.div_ceil(10).max(2).min(count)
+}
+
 /// Judges points (step or minute, bytes), sorted by step or minute. A total change below `material` bytes does not count. `alpha`
 /// is the accepted probability of a false verdict on pure noise.
 pub fn judge(points: &[(f64, f64)], material: f64, alpha: f64) -> Judgement {
-    let warm_up = points.len().div_ceil(10).max(2).min(points.len());
-    let points = &points[warm_up..];
+    let points = &points[warm_up(points.len())..];
     if points.len() < LEAST_POINTS {
         return Judgement::none(points.len());
     }

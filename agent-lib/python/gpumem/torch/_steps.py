@@ -4,7 +4,7 @@ import os
 import sys
 import time
 import weakref
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Set, Tuple
 
 from . import _codes
 from ._agent import FORWARD, OPTIMIZER, functions, text
@@ -32,6 +32,10 @@ class Steps:
         self.done: Dict[int, int] = sweeper.done
         #: The optimizer whose steps count as the program's steps.
         self.first: Optional[Any] = None
+        #: Addresses of the other optimizers that made a step since its last one.
+        self.others: Set[int] = set()
+        #: Number of its last steps without a step of another optimizer in between.
+        self.alone = 0
         self.count = 0
         #: Gradients are looked up at any cost in steps that are a multiple of this; 0 disables it.
         self.every = 0
@@ -54,18 +58,14 @@ class Steps:
         found = [reference() for reference in list(self.known.values())]
         return [optimizer for optimizer in found if optimizer is not None]
 
-    def add(self, optimizer: Any, has_steps: bool = True) -> None:
-        """Registers an optimizer. `has_steps`: it is making a step."""
+    def add(self, optimizer: Any) -> None:
+        """Registers an optimizer."""
         key = id(optimizer)
         known = self.known.get(key)
         if known is not None and known() is optimizer:
-            if has_steps and (self.first is None or self.first() is None):
-                self.first = known
             return
         self.known[key] = weakref.ref(optimizer, lambda gone: self._gone(key, gone))
         self.done[key] = 0
-        if has_steps and (self.first is None or self.first() is None):
-            self.first = self.known[key]
         kind = type(optimizer)
         _codes.register_optimizer(kind)
         _codes.register_others()
@@ -84,10 +84,28 @@ class Steps:
         try:
             if self.known.get(key) is reference:
                 del self.known[key], self.done[key]
+                self.others.discard(key)
                 self.sweeper.states.pop(key, None)
                 functions.module_gone(key)
         except Exception:  # names of this module may be gone by now
             pass
+
+    def counts(self, optimizer: Any, key: int, number: int) -> bool:
+        """Returns whether a step of an optimizer, its `number`-th, is a step of the program.
+
+        Of optimizers that take turns, one counts. Another one replaces it when it makes two steps in a row, or when it begins
+        after several steps of the first alone, as after a restart.
+        """
+        first = self.first() if self.first is not None else None
+        if first is optimizer:
+            self.alone = 0 if self.others else self.alone + 1
+        elif first is None or key in self.others or (number == 0 and self.alone > 1 and not self.others):
+            self.first, self.alone = self.known.get(key), 1
+        else:
+            self.others.add(key)
+            return False
+        self.others.clear()
+        return True
 
     def _has_unknown(self, optimizer: Any) -> bool:
         """Returns whether the optimizer has parameters that no sweep has seen."""
@@ -158,7 +176,7 @@ class Steps:
         self.hooked = _codes.count_hooked()
         for optimizer in instances(self.kinds()) if objects is None else objects:
             if "param_groups" in object.__getattribute__(optimizer, "__dict__"):
-                self.add(optimizer, False)
+                self.add(optimizer)
         self.modules.searched_at = time.perf_counter()
         self.modules.search_seconds += self.modules.searched_at - start
 
@@ -205,11 +223,11 @@ def hooks(steps: Steps) -> Tuple[Any, Any]:
             functions.phase(FORWARD)
             if steps.rests:
                 return
-            first, key = steps.first, id(optimizer)
-            if first is not None and first() is optimizer:
+            key = id(optimizer)
+            number = done.get(key, 0)
+            if steps.counts(optimizer, key, number):
                 steps.count += 1
                 functions.auto_step(steps.count)
-            number = done.get(key, 0)
             done[key] = number + 1
             state = fields(optimizer, "__dict__").get("state")
             if number < _FIRST or (state is not None and states.get(key) != (id(state), len(state))):
