@@ -8,6 +8,8 @@ use gpumem_wire::{Phase, Role};
 /// (`:4096:2:16:8`), cuBLASLt in PyTorch 2.9 to 2.11.
 pub(crate) const WORKSPACE_BYTES: [u64; 3] = [33_554_432, 8_519_680, 1_048_576];
 
+/// Forward passes keep only results if they keep fewer blocks than one of this many parts of what is kept for a backward pass.
+const RESULTS: u64 = 4;
 /// Maximum number of forward threads, and of backward threads, that are kept for each device.
 const THREADS: usize = 8;
 
@@ -40,6 +42,7 @@ pub(crate) struct Roles {
     pub outside_threads: Threads,
     /// The thread on which the last forward pass began.
     pub pass_thread: u32,
+    pub passes: PassCounts,
     /// Threads that ran forward passes, and threads that ran backward passes; a thread can be in both.
     pub forward_threads: Threads,
     pub backward_threads: Threads,
@@ -49,6 +52,33 @@ pub(crate) struct Roles {
     pub ambiguous: [bool; WORKSPACE_BYTES.len()],
     /// Whether the agent has named the parameters of a model.
     pub knows_parameters: bool,
+}
+
+/// Numbers of forward passes, from which passes that are not for training are detected.
+#[derive(Debug, Default)]
+pub(crate) struct PassCounts {
+    /// Number of forward passes that began since the last backward pass began.
+    since_backward: u64,
+    /// Number of forward passes whose blocks are in the list of the forward pass.
+    undecided: u64,
+    /// Number of forward passes between the last two backward passes.
+    last: u64,
+    /// Number of forward passes for each backward pass, as it was twice in a row; 0 if unknown.
+    usual: u64,
+    /// Number of blocks that were kept for the last backward pass.
+    kept: usize,
+}
+
+impl PassCounts {
+    /// Counts a backward pass that begins with `kept` undecided blocks of its forward passes.
+    pub fn begin_backward(&mut self, kept: usize) {
+        let passes = std::mem::take(&mut self.since_backward);
+        self.undecided = 0;
+        if passes > 0 {
+            self.usual = if passes == self.last { passes } else { self.usual };
+            (self.last, self.kept) = (passes, kept);
+        }
+    }
 }
 
 /// The last few threads that were added, each once: a ring buffer, and the index of its next entry.
@@ -78,6 +108,20 @@ impl Roles {
     /// Whether a thread has run backward passes only.
     pub fn is_backward_thread(&self, thread: u32) -> bool {
         self.backward_threads.has(thread) && !self.forward_threads.has(thread)
+    }
+
+    /// Counts a forward pass that begins. Returns whether the passes before it are not for training: there were more of them than
+    /// before other backward passes, and they kept few blocks, which are their results.
+    pub fn begin_pass(&mut self) -> bool {
+        let PassCounts { since_backward, undecided, usual, kept, .. } = self.passes;
+        // Per pass, at most one of `RESULTS` parts of what a pass for training keeps.
+        let most = (kept as u64).saturating_mul(undecided) / (usual * RESULTS).max(1);
+        let is_unusual = usual > 0 && since_backward > usual;
+        let remaining = self.undecided.iter(List::Forward).take(most as usize + 1);
+        let has_only_results = is_unusual && remaining.count() as u64 <= most;
+        self.passes.since_backward += 1;
+        self.passes.undecided = if has_only_results { 1 } else { undecided + 1 };
+        has_only_results
     }
 
     /// Whether a block with the size of a workspace may be the gradient of a parameter.

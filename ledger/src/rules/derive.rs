@@ -3,6 +3,7 @@
 //! | allocated in | outlives | role | if freed before |
 //! |---|---|---|---|
 //! | forward | the beginning of backward, or of the optimizer | activation | temporary |
+//! | forward without backward | the beginning of the next forward pass | unknown | temporary |
 //! | backward | the beginning of the optimizer, or of the next forward pass (gradients are accumulated) | gradient | temporary |
 //! | optimizer | its end | optimizer state | temporary |
 //! | no phase, between two steps | the beginning of forward | input | temporary |
@@ -20,6 +21,9 @@
 //! progress, because loss code is in no module. A forward pass begins when a thread that allocated outside of modules allocates in one.
 //! It belongs to the backward pass in progress if its thread has run only backward
 //! passes, because the end of a backward pass runs outside its nodes. A `Step` ends all phases.
+//!
+//! **Forward passes without a backward pass.** Under `torch.no_grad()` a forward pass keeps only its results. More forward passes
+//! than usual without a backward pass, of which few blocks remain, are such passes.
 //!
 //! **Blocks that outlive whole steps** are not activations or inputs, but copies of weights, caches, buckets. After three steps
 //! with a forward pass, their role becomes unknown. (A replayed graph allocates no blocks, so its blocks keep their role.) A
@@ -82,8 +86,12 @@ impl Holdings {
         // Passes of several threads may overlap.
         let is_next = std::mem::replace(&mut roles.pass_thread, stamp.thread) == stamp.thread;
         let is_step = std::mem::take(&mut roles.has_backward) && roles.optimized == 0;
+        let has_only_results = roles.begin_pass();
         if is_next {
             self.end_list(book, List::Evaluation, None);
+        }
+        if has_only_results {
+            self.end_list(book, List::Forward, Some(Role::Unknown));
         }
         if is_step && !self.phases.has_steps {
             self.grow_older(book, true);
@@ -241,6 +249,9 @@ impl Holdings {
             Phase::Backward => {
                 let roles = &mut self.roles[usize::from(book)];
                 (roles.is_trained, roles.has_backward) = (true, true);
+                if !self.phases.is_replay {
+                    roles.passes.begin_backward(roles.undecided.iter(List::Forward).count());
+                }
                 self.end_list(book, List::Forward, Some(Role::Activation));
             }
             Phase::Optimizer => {

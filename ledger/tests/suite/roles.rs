@@ -752,3 +752,24 @@ fn without_an_optimizer_passes_count_as_steps() {
     t.born("x", 5, Unknown).born("act", 100, Forward);
     assert_eq!(t.now(), "Unknown 140 Activation 100 Input 215", "a log, not inputs");
 }
+
+/// Logits that an evaluation under `no_grad` keeps are no activations.
+#[test]
+fn results_of_passes_without_backward_are_not_activations() {
+    let mut t = Train::new();
+    for _ in 0..3 {
+        t.born("x", 5, Unknown);
+        for name in ["a1", "a2", "a3", "a4", "a5", "a6", "a7", "a8"] {
+            t.born(name, 100, Forward);
+        }
+        t.born("grad", 1000, Backward);
+        for name in ["a1", "a2", "a3", "a4", "a5", "a6", "a7", "a8", "x"] {
+            t.free(name);
+        }
+        t.optimize(|t| _ = t.born("o", 7, Optimizer).free("o")).free("grad");
+    }
+    for name in ["a", "b", "c", "d"] {
+        t.born("x", 5, Unknown).born("tmp", 10, Forward).born(name, 100, Forward).free("tmp").free("x");
+    }
+    assert_eq!(t.now(), "Unknown 300 Activation 100", "only of the last pass it is not known");
+}

@@ -67,6 +67,9 @@ struct Model {
     outside: BTreeSet<u32>,
     pass_thread: u32,
     has_backward: bool,
+    /// Forward passes: since the last backward pass, between the last two, usually, and those with undecided blocks.
+    passes: [u64; 4],
+    kept: u64,
     parameter_sizes: BTreeSet<u64>,
     ambiguous: BTreeSet<u64>,
     knows_parameters: bool,
@@ -103,8 +106,18 @@ impl Model {
         }
         let is_next = std::mem::replace(&mut self.pass_thread, thread) == thread;
         let is_step = std::mem::take(&mut self.has_backward) && self.optimized == 0;
+        let open = |b: &&Block| b.live && b.at == At::Open && b.born == Phase::Forward;
+        let remaining = self.blocks.values().filter(open).count() as u64;
+        let [since, _, usual, undecided] = self.passes;
+        let most = self.kept * undecided / (usual * 4).max(1);
+        let is_done = usual > 0 && since > usual && remaining <= most;
+        self.passes[0] += 1;
+        self.passes[3] = if is_done { 1 } else { undecided + 1 };
         if is_next {
             self.settle(Phase::Evaluation, None);
+        }
+        if is_done {
+            self.settle(Phase::Forward, Some(Role::Unknown));
         }
         if is_step && !self.stepped {
             self.grow_older(true);
@@ -220,6 +233,15 @@ impl Model {
         if matches!(next, Phase::Backward | Phase::Optimizer) {
             self.trained = true;
             self.has_backward |= next == Phase::Backward;
+            if next == Phase::Backward && !self.replays {
+                self.passes[3] = 0;
+                if self.passes[0] > 0 {
+                    let [passes, last, usual, _] = self.passes;
+                    self.passes = [0, passes, if passes == last { passes } else { usual }, 0];
+                    let open = |b: &&Block| b.live && b.at == At::Open && b.born == Phase::Forward;
+                    self.kept = self.blocks.values().filter(open).count() as u64;
+                }
+            }
             self.settle(Phase::Forward, Some(Role::Activation));
         }
         self.worked |= next == Phase::Forward && !self.replays;
