@@ -417,7 +417,10 @@ pub(crate) struct Oom {
     /// Print JSON (docs/oom.md)
     #[arg(long)]
     pub json: bool,
-    /// Show all in full, including failures that the program handled
+    /// Show holders, composition and idle memory of the failure
+    #[arg(long, conflicts_with_all = ["json", "at"])]
+    pub verbose: bool,
+    /// Like --verbose, for every failure, also those that the program handled
     #[arg(long, conflicts_with_all = ["json", "at"])]
     pub all: bool,
     /// List the processes that ended or ran out of memory around this time

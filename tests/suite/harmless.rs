@@ -82,6 +82,7 @@ const STORED: &[Views] = &[
             "RUN",
             "RUN --json",
             "RUN --all",
+            "RUN --verbose",
             "--at 2026-11-20",
             "--at TAG",
             "RUN --device TAG",

@@ -51,7 +51,7 @@ fn told(folder: &Folder, args: &[&str]) -> String {
 fn every_oom_of_a_recording_is_told_and_the_report_points_to_it() {
     let folder = Folder::new("oom");
     let file = recording(&folder);
-    let text = told(&folder, &["oom", &file]);
+    let text = told(&folder, &["oom", &file, "--verbose"]);
     for expected in [
         "OOM #1 +5.0 s GPU 0",
         "asked 390.0 (a segment of 400.0), free 300.0: 100.0 short\n",
@@ -63,6 +63,15 @@ fn every_oom_of_a_recording_is_told_and_the_report_points_to_it() {
         "verdict  unknown: free memory was not reported\n",
     ] {
         assert!(text.contains(expected), "{expected}\n{text}");
+    }
+    let short = told(&folder, &["oom", &file]);
+    for expected in [
+        "OUT OF MEMORY  +60.0 s",
+        "\nAsked for 200 MiB by GPT/h.0/mlp; the free memory is unknown.\n",
+        "\nOther processes: unknown, because NVML was not read.\n",
+        "\ncaught: it ran out 1 time and continued, +5.0 s at GPT/h.0/mlp, asked 390.0 MiB (--all)\n",
+    ] {
+        assert!(short.contains(expected), "{expected}\n{short}");
     }
     let report = told(&folder, &["report", "--verbose", &file]);
     assert!(report.trim_end().ends_with(&format!("    oom: 2 (gpumemctl oom {file})")), "{report}");

@@ -257,7 +257,7 @@ fn a_history_is_gone_through() {
     assert_eq!(oom.stack.as_deref(), Some("forward\t/home/me/model.py\t8"));
     assert_eq!(oom.tag.as_deref(), Some("model.py:8(forward)"));
     let report = gpumem_report::Report::new(&run, gpumem_report::rules::Groupings::of_run(&run), None);
-    let form = gpumem_report::oom::OomOptions { all: true, job: &[] };
+    let form = gpumem_report::oom::OomOptions { all: true, ..Default::default() };
     let told = gpumem_report::oom::text(&report, form);
     assert!(!told.contains("holders") && !told.contains("others hold"), "{told}");
     assert!(!told.contains("pid 0"), "{told}");

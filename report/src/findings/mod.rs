@@ -8,7 +8,7 @@ mod growth;
 mod out_of_memory;
 pub mod text;
 
-pub(crate) use out_of_memory::{FRAGMENTED_SHARE, retained};
+pub(crate) use out_of_memory::{FRAGMENTED_SHARE, of_request};
 
 use crate::{Report, held, ooms, used_or_tracked};
 use gpumem_model::run::{Class, Device, Fate, Oom, State};
@@ -78,6 +78,8 @@ pub struct Finding {
     pub confidence: Option<f64>,
     /// For growth of a live process: seconds until the free bytes of the device are used up at this rate.
     pub full_in_s: Option<u64>,
+    /// Bytes that would have been free after the failed request without `bytes`; `None` if the finding is not about a request.
+    pub spare_bytes: Option<i64>,
     pub what: String,
     /// Tags or categories with the most of `bytes`, and their bytes; the largest first.
     pub names: Vec<(String, i64)>,
@@ -105,6 +107,7 @@ impl Finding {
             share: bytes as f64 / used.max(1) as f64,
             confidence: None,
             full_in_s: None,
+            spare_bytes: None,
             what,
             names: Vec::new(),
             structure: None,
@@ -191,7 +194,7 @@ pub struct Findings {
 
 /// Returns the out-of-memory record that decides the outcome, with its device: the last fatal one, else the last suspected one,
 /// else the last one that the program survived.
-fn decisive<'r>(report: &Report<'r>) -> Option<(&'r Device, &'r Oom, Outcome)> {
+pub(crate) fn decisive<'r>(report: &Report<'r>) -> Option<(&'r Device, &'r Oom, Outcome)> {
     let rank = |oom: &Oom| match oom.fate {
         Fate::Fatal { .. } if oom.is_out_of_memory() => Some(Outcome::OutOfMemory),
         Fate::Fatal { .. } if oom.is_suspected() => Some(Outcome::Suspected),
@@ -215,7 +218,7 @@ impl Findings {
         for device in &report.run.devices {
             match decisive {
                 Some((of, oom, outcome)) if std::ptr::eq(of, device) && outcome != Outcome::Survived => {
-                    findings.extend(out_of_memory::causes(report, device, oom, outcome));
+                    findings.extend(out_of_memory::causes(report, device, oom));
                 }
                 _ => {
                     findings.extend(growth::finding(report, device));
@@ -225,12 +228,17 @@ impl Findings {
             }
             findings.extend(untrackable(report, device));
         }
-        findings.sort_by_key(|finding| (finding.severity, Reverse(finding.bytes)));
-        let mut is_first = true;
-        findings.retain(|finding| std::mem::take(&mut is_first) || finding.share >= LEAST_SHARE);
+        rank(&mut findings);
         findings.extend(losses(report));
         Findings { outcome, findings }
     }
+}
+
+/// Sorts findings by severity and bytes, and removes small ones beside a larger one.
+fn rank(findings: &mut Vec<Finding>) {
+    findings.sort_by_key(|finding| (finding.severity, Reverse(finding.bytes)));
+    let mut is_first = true;
+    findings.retain(|finding| std::mem::take(&mut is_first) || finding.share >= LEAST_SHARE);
 }
 
 fn unused_pool(report: &Report<'_>, device: &Device) -> Option<Finding> {

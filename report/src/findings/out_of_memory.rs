@@ -1,23 +1,27 @@
 //! Finds why a request for memory failed: each cause without which the request would have fitted, with its bytes.
 
-use super::{Finding, Kind, Outcome, Severity, growth, mib};
+use super::{Finding, Kind, Severity, growth, mib, rank};
 use crate::category::OTHERS;
 use crate::oom::{holder_name, holders_of};
 use crate::{GroupBy, Report, held, names, sum};
 use gpumem_model::escape::escape;
 use gpumem_model::names::Named;
-use gpumem_model::run::{Cell, Device, Holder, Iteration, Moment, Oom, OomKind};
+use gpumem_model::run::{Cell, Device, Fate, Holder, Iteration, Moment, Oom, OomKind};
 use gpumem_model::units::signed;
 use gpumem_wire::Role;
 
 /// Maximum number of parts of the process's memory that a sentence names.
 const NAMED: usize = 3;
+/// Minimum size of a named part, as a share of the largest one.
+const NAMED_SHARE: f64 = 0.02;
 /// If activations of this many training steps exist at once, steps do not free their activations.
 const STEPS_AT_ONCE: i64 = 3;
 /// Minimum unused memory, as a share of the process's memory, for a finding of fragmentation.
 pub(crate) const FRAGMENTED_SHARE: f64 = 0.15;
 /// An out-of-memory record without amounts uses those of another record within this time before or after it, in nanoseconds.
 const SAME_NS: u64 = 1_000_000_000;
+/// Growth of another process below this number of bytes is not stated.
+const LEAST_GROWTH: i64 = 1 << 20;
 
 /// Data of a failed request, for finding its causes.
 struct Request<'r> {
@@ -36,30 +40,34 @@ struct Request<'r> {
     severity: Severity,
 }
 
-/// Returns the finding on memory that the process keeps (growth, or activations of many steps), if the request would have fitted
-/// without that memory.
-pub(crate) fn retained(report: &Report<'_>, device: &Device, oom: &Oom) -> Option<Finding> {
-    Request::of(device, oom, Outcome::OutOfMemory).retained(report)
+/// Returns the causes of a failed request, the most important first.
+pub(crate) fn of_request(report: &Report<'_>, device: &Device, oom: &Oom) -> Vec<Finding> {
+    let mut causes = causes(report, device, oom);
+    rank(&mut causes);
+    causes
 }
 
 /// Returns the causes of a failed request.
-pub(super) fn causes(report: &Report<'_>, device: &Device, oom: &Oom, outcome: Outcome) -> Vec<Finding> {
-    let request = Request::of(device, oom, outcome);
+pub(super) fn causes(report: &Report<'_>, device: &Device, oom: &Oom) -> Vec<Finding> {
+    let request = Request::of(device, oom);
     if let Some(finding) = request.pool_limit().or_else(|| request.too_large()) {
         return vec![finding];
     }
     let mut causes: Vec<Finding> = request.retained(report).into_iter().collect();
-    let has_grown = !causes.is_empty();
+    let is_kept = !causes.is_empty();
     causes.extend(request.other_processes());
     causes.extend(request.fragmentation(report));
-    if !has_grown {
-        causes.extend(request.largest(report));
+    // Memory that the program needs is a cause only if no other cause explains more bytes, and if it did not fit before another
+    // process grew.
+    if !is_kept && !request.fits_without_growth_of_others() {
+        let most = causes.iter().map(|cause| cause.bytes).max().unwrap_or(0);
+        causes.extend(request.largest(report).filter(|largest| largest.bytes > most));
     }
     causes
 }
 
 impl<'r> Request<'r> {
-    fn of(device: &'r Device, oom: &'r Oom, outcome: Outcome) -> Self {
+    fn of(device: &'r Device, oom: &'r Oom) -> Self {
         let (own, others) = holders_of(oom).split_first().unzip();
         let others = others.unwrap_or_default().iter().map(|holder| holder.used_bytes);
         let others = sum(others.chain(oom.device.as_ref().map(|device| device.others.1)));
@@ -78,14 +86,18 @@ impl<'r> Request<'r> {
             others,
             used: own.map_or(tracked, |own| own.used_bytes).max(tracked).max(1),
             capacity: capacity.or(device.total_bytes.map(signed)).unwrap_or(i64::MAX),
-            severity: if outcome == Outcome::OutOfMemory { Severity::Critical } else { Severity::Warning },
+            severity: match oom.fate {
+                Fate::Fatal { .. } if oom.is_out_of_memory() => Severity::Critical,
+                _ => Severity::Warning,
+            },
         }
     }
 
     fn retained(&self, report: &Report<'_>) -> Option<Finding> {
         match growth::growth(report, self.device, Some(self.oom)) {
             Some(grown) if self.would_fit(grown.bytes) => {
-                Some(grown.finding(self.device, self.used, self.severity))
+                let spare_bytes = self.spare(grown.bytes);
+                Some(Finding { spare_bytes, ..grown.finding(self.device, self.used, self.severity) })
             }
             _ => self.no_backward(report),
         }
@@ -96,14 +108,26 @@ impl<'r> Request<'r> {
         bytes > 0 && self.free.saturating_add(bytes) >= self.need
     }
 
+    /// Returns how many bytes would have been free after the request with `bytes` more free bytes; `None` if the size of the
+    /// request is unknown.
+    fn spare(&self, bytes: i64) -> Option<i64> {
+        let left = self.free.saturating_add(bytes).saturating_sub(self.need);
+        (!self.oom.is_suspected() && left >= 0).then_some(left)
+    }
+
     fn finding(&self, kind: Kind, bytes: i64, what: String) -> Finding {
-        Finding::new(kind, self.severity, Some(self.device), (bytes, self.used), what)
+        let spare_bytes = self.spare(bytes);
+        Finding {
+            spare_bytes,
+            ..Finding::new(kind, self.severity, Some(self.device), (bytes, self.used), what)
+        }
     }
 
     fn pool_limit(&self) -> Option<Finding> {
         let asked = signed(self.oom.asked_bytes);
         (self.oom.kind == OomKind::Pool && self.free >= asked).then(|| Finding {
             advice: Some("raise or remove torch.cuda.set_per_process_memory_fraction".into()),
+            spare_bytes: Some(self.free.saturating_sub(asked)),
             ..self.finding(
                 Kind::PoolLimit,
                 asked,
@@ -123,14 +147,20 @@ impl<'r> Request<'r> {
                 mib(self.need),
                 mib(self.capacity)
             );
-            Finding { share: 1.0, ..self.finding(Kind::LargeRequest, self.need, what) }
+            Finding { share: 1.0, spare_bytes: None, ..self.finding(Kind::LargeRequest, self.need, what) }
         })
+    }
+
+    fn fits_without_growth_of_others(&self) -> bool {
+        let others = holders_of(self.oom).iter().skip(1);
+        others.filter_map(|holder| holder.growth_bytes).any(|bytes| self.would_fit(bytes))
     }
 
     fn other_processes(&self) -> Option<Finding> {
         let share = self.others as f64 / self.capacity.max(1) as f64;
         let grown = |holder: &Holder| {
-            Some((holder.growth_bytes.filter(|bytes| *bytes > 0)?, holder.growth_ns?, holder_name(holder)))
+            let bytes = holder.growth_bytes.filter(|bytes| *bytes >= LEAST_GROWTH)?;
+            Some((bytes, holder.growth_ns?, holder_name(holder)))
         };
         let grown = holders_of(self.oom).iter().skip(1).filter_map(grown).max_by_key(|(bytes, ..)| *bytes);
         let grown = grown.map(|(bytes, in_ns, name)| {
@@ -214,20 +244,29 @@ impl<'r> Request<'r> {
 
     /// Returns the finding that the memory that the process needs at one time does not fit, with its largest parts.
     fn largest(&self, report: &Report<'_>) -> Option<Finding> {
+        if self.oom.is_suspected() {
+            let share = 100.0 * self.used as f64 / self.capacity.max(1) as f64;
+            let what = format!(
+                "the process used {} MiB, {share:.0} % of the device; its parts are unknown without an agent",
+                mib(self.used)
+            );
+            let advice = Some("start it with gpumemctl run -- COMMAND".into());
+            return Some(Finding { advice, ..self.finding(Kind::TooLarge, self.used, what) });
+        }
         let parts = report.composition(&self.moment()?, GroupBy::Structure);
         let others = parts.others;
         let mut parts = parts.ranked();
         parts.push((OTHERS.to_owned(), others));
         parts.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
-        parts.retain(|(_, bytes)| *bytes > 0);
+        let bytes = parts.first().map(|(_, bytes)| *bytes).filter(|bytes| *bytes > 0)?;
+        parts.retain(|(_, part)| *part as f64 >= bytes as f64 * NAMED_SHARE);
         parts.truncate(NAMED);
-        let bytes = parts.first()?.1;
         let named = parts.iter().map(|(name, bytes)| format!("{} {}", escape(name), mib(*bytes)));
         let what = format!(
             "the memory that the program holds at one time does not fit: {} MiB; {} MiB more were requested",
             named.collect::<Vec<_>>().join(" + "),
             mib(signed(self.oom.asked_bytes))
         );
-        Some(Finding { names: parts, ..self.finding(Kind::TooLarge, bytes, what) })
+        Some(Finding { names: parts, spare_bytes: None, ..self.finding(Kind::TooLarge, bytes, what) })
     }
 }

@@ -48,21 +48,11 @@ pub(crate) fn outcome(report: &Report<'_>, conclusions: &Findings) -> Option<Str
                 Fate::Fatal { status: Some(status), .. } => format!(", {}", exit(status)),
                 _ => String::new(),
             };
-            let phase = oom.phase.as_deref().filter(|phase| *phase != "between");
-            let work = match (phase, &oom.tag) {
-                (Some(phase), Some(tag)) => format!(" in {phase} of {tag}"),
-                (Some(phase), None) => format!(" in {phase}"),
-                (None, Some(tag)) => format!(" by {tag}"),
-                (None, None) => String::new(),
-            };
-            let line = oom.stack.as_deref().and_then(oom::frame).map(|line| format!(" ({line})"));
-            let step = oom.step.map(|step| format!(", step {}", thousands(step)));
-            let place = [Some(work), line, step].into_iter().flatten().collect::<String>();
             let free = oom.free_bytes().map(|free| format!("; {} MiB were free", mib(free)));
             Some(format!(
                 "OUT OF MEMORY at {when}{status}: {} MiB were requested{}{}",
                 thousands(oom.asked_bytes >> 20),
-                escape(&place),
+                escape(&oom::place(oom)),
                 free.unwrap_or_default()
             ))
         }

@@ -1,7 +1,7 @@
 //! `gpumemctl oom --at TIME --gpu N`: processes of a device around a time. Shows which processes ended, which ran out of memory
 //! or may have, and which grew.
 
-use super::{Entry, entries, entry, full};
+use super::{Entry, answer, entries, entry};
 use crate::encode::object;
 use crate::labels::{device_title, exit, label};
 use crate::lines::count_processes;
@@ -125,8 +125,10 @@ pub fn text(
         lines.push(format!("{}  pid {}{user}{id}", label(run), run.process.pid));
         let mut report = Report::new(run, Groupings::of_run(run), None);
         report.id.clone_from(&found.seen.id);
+        let name = found.seen.id.clone().unwrap_or_else(|| run.process.pid.to_string());
+        report.command = format!("gpumemctl report {name}");
         if let Some(entry) = found.entries.last() {
-            full(&report, *entry, Ending::of(run).as_ref(), &[], Times::of(run), &mut lines);
+            lines.extend(answer::of_entry(&report, *entry, Ending::of(run).as_ref(), &[], Times::of(run)));
         }
         let more = found.entries.len().saturating_sub(1);
         if more > 0 {

@@ -1,8 +1,10 @@
-//! `gpumemctl oom`: out-of-memory events (OOMs) of a run. Shows the failed request, the holders of the device's memory, the
-//! process's own memory, and the main cause. Every sum adds up as printed.
+//! `gpumemctl oom`: out-of-memory events (OOMs) of a run. The first screen (answer.rs) states the causes. The long form shows
+//! each failed request, the holders of the device's memory, and the process's own memory. Every sum adds up as printed.
 
+mod answer;
 pub mod at;
 mod holders;
+mod place;
 mod ranks;
 mod verdict;
 
@@ -10,8 +12,8 @@ pub(crate) use holders::beside_holders;
 pub use verdict::sentence;
 
 use super::Report;
-use super::names::library;
 use crate::encode::object;
+use crate::findings::{self, Findings};
 use crate::labels::{device_name, exit, label_with_pid, pid};
 use crate::lines::span;
 use crate::ooms;
@@ -22,6 +24,7 @@ use gpumem_model::time::Times;
 use gpumem_model::units::{Unit, plural, signed, thousands};
 use holders::composition;
 pub(super) use holders::{holders_of, name as holder_name};
+pub(super) use place::place;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -33,7 +36,9 @@ const PLACES: usize = 4;
 /// Options of the text form.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct OomOptions<'a> {
-    /// Whether every entry is shown in full.
+    /// Whether the long form is shown, with holders and composition.
+    pub verbose: bool,
+    /// Whether the long form is shown for every entry.
     pub all: bool,
     /// Runs of the other processes of the job.
     pub job: &'a [Run],
@@ -71,9 +76,15 @@ fn entries<'r>(run: &'r Run) -> Vec<Entry<'r>> {
     entries
 }
 
-/// Returns the text form. OOMs that ended the process, or may have, are shown in full. Survived ones are counted, and the latest
-/// is shown if there is no other.
+/// Returns the text form: the causes of the last OOM that ended the process or may have, or each such OOM in full.
 pub fn text(report: &Report<'_>, form: OomOptions<'_>) -> String {
+    let lines = if form.verbose || form.all { long(report, form) } else { answer::lines(report, form.job) };
+    printed(&lines).map(|line| line + "\n").collect()
+}
+
+/// Returns the long form. OOMs that ended the process, or may have, are shown in full. Survived ones are counted, and the latest
+/// is shown if there is no other.
+fn long(report: &Report<'_>, form: OomOptions<'_>) -> Vec<String> {
     let run = report.run;
     let times = Times::of(run);
     let mut shown = entries(run);
@@ -87,13 +98,8 @@ pub fn text(report: &Report<'_>, form: OomOptions<'_>) -> String {
             shown.extend(caught.last().filter(|_| shown.is_empty()).copied());
         }
     }
-    let mut lines = Vec::new();
     let ending = Ending::of(run);
-    if let Some(ending) = &ending {
-        let what = sentence(ending);
-        lines.push(format!("END {} pid {}: {what}", times.time(ending.time_ns), run.process.pid));
-        lines.extend(ending.line.as_ref().map(|line| format!("    {line}")));
-    }
+    let mut lines = end_lines(run, ending.as_ref(), times);
     let hidden = if form.all { 0 } else { shown.len().saturating_sub(MOST) };
     if hidden > 0 {
         lines.push(format!("{} earlier (--all)", thousands(hidden as u64)));
@@ -108,6 +114,21 @@ pub fn text(report: &Report<'_>, form: OomOptions<'_>) -> String {
         lines.push(format!("{}: {}", label_with_pid(run), why_no_record(run)));
     }
     lines.extend(caught_lines(&caught, times));
+    lines.extend(uncounted_lines(run, &pressure, times));
+    lines
+}
+
+/// Returns the lines about what ended the process, if that was not GPU memory.
+fn end_lines(run: &Run, ending: Option<&Ending>, times: Times) -> Vec<String> {
+    let Some(ending) = ending else { return Vec::new() };
+    let what = sentence(ending);
+    let first = format!("END {} pid {}: {what}", times.time(ending.time_ns), run.process.pid);
+    [first].into_iter().chain(ending.line.as_ref().map(|line| format!("    {line}"))).collect()
+}
+
+/// Returns the lines that count refusals which the process survived, and OOMs without an entry.
+fn uncounted_lines(run: &Run, pressure: &[Entry<'_>], times: Times) -> Vec<String> {
+    let mut lines = Vec::new();
     if let Some(last) = pressure.last().map(|entry| entry.oom) {
         let often = plural(gpumem_model::oom::times(pressure.iter().map(|entry| entry.oom)), "time");
         let asked = signed(last.asked_bytes);
@@ -120,7 +141,7 @@ pub fn text(report: &Report<'_>, form: OomOptions<'_>) -> String {
     if run.coverage.ooms_dropped > 0 {
         lines.push(format!("{} further OOMs are only counted", thousands(run.coverage.ooms_dropped)));
     }
-    printed(&lines).map(|line| line + "\n").collect()
+    lines
 }
 
 /// Returns the lines without control characters and trailing blanks.
@@ -210,7 +231,7 @@ fn full(
     let (name, pid, fate) = (device_name(device), pid(report.run), fate(oom));
     lines.push(format!("{kind} #{number} {time} {name}{pid} {fate}{often}  ({})", unit.name));
     lines.push(request(oom, unit));
-    let place = place(oom);
+    let place = place::parts(oom);
     if !place.is_empty() {
         lines.push(format!("at {}", place.join(", ")));
     }
@@ -285,34 +306,9 @@ fn request(oom: &Oom, unit: Unit) -> String {
     format!("asked {asked}{segment}{free}{refused}")
 }
 
-fn place(oom: &Oom) -> Vec<String> {
-    let mut place: Vec<String> = oom.tag.iter().cloned().collect();
-    place.extend(oom.phase.clone());
-    place.extend(oom.step.map(|step| format!("step {}", thousands(step))));
-    place.extend(oom.stack.as_deref().and_then(frame));
-    if oom.tag.is_none() {
-        place.extend(oom.library.as_deref().map(|path| format!("by {}", library(path))));
-    }
-    place
-}
-
-/// Returns the innermost frame of the program's own code, such as `train.py:212`.
-pub(super) fn frame(stack: &str) -> Option<String> {
-    let frames: Vec<Vec<&str>> = stack.lines().map(|line| line.split('\t').collect()).collect();
-    let is_own = |frame: &&Vec<&str>| {
-        frame.get(1).is_some_and(|file| !file.contains("-packages/") && !file.starts_with('<'))
-    };
-    let frame = frames.iter().find(is_own).or(frames.first())?;
-    let file = frame.get(1).map(|file| file.rsplit('/').next().unwrap_or(file));
-    match (file, frame.get(2)) {
-        (Some(file), Some(line)) => Some(format!("{file}:{line}")),
-        _ => frame.first().map(|name| (*name).to_owned()).filter(|name| !name.is_empty()),
-    }
-}
-
 /// Returns an out-of-memory record for the JSON document: the stored record, with the process's memory by name.
 pub(crate) fn entry<'a>(report: &Report<'_>, device: &'a Device, oom: &'a Oom) -> impl Serialize + use<'a> {
-    let bytes = Unit::for_largest(0);
+    let unit = Unit::for_largest(i64::MAX);
     let own = (!oom.is_suspected()).then(|| composition(report, oom));
     let held_bytes = own.as_ref().map(|own| own.total);
     let held = own.map(|own| own.parts).unwrap_or_default();
@@ -321,7 +317,13 @@ pub(crate) fn entry<'a>(report: &Report<'_>, device: &'a Device, oom: &'a Oom) -
         gpu: &device.name,
         // `oom`, `suspected` or `pressure`.
         what: kind(oom),
-        verdict: verdict::verdict(report, (device, oom), Ending::of(report.run).as_ref(), bytes) + " (bytes)",
+        verdict: verdict::verdict(report, (device, oom), Ending::of(report.run).as_ref(), unit),
+        // The causes of the failed request, as in the report.
+        findings: if oom.is_out_of_memory() || oom.is_suspected() {
+            findings::of_request(report, device, oom)
+        } else {
+            Vec::new()
+        },
         // The record without its amounts by cell; `held` has the amounts by name.
         #[serde(flatten)]
         oom: Oom { amounts: Default::default(), ..oom.clone() },
@@ -347,6 +349,9 @@ pub fn json(report: &Report<'_>) -> String {
         // Cause of the process's end other than GPU memory; null if unknown, or if the process has not ended.
         ending: Ending::of(run),
         dropped: run.coverage.ooms_dropped,
+        // Conclusions about the run, in the fields `outcome` and `findings`.
+        #[serde(flatten)]
+        findings: Findings::of(report),
         ooms: entries.collect::<Vec<_>>(),
     })
 }

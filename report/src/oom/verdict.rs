@@ -1,11 +1,11 @@
-//! States why memory ran out and what would have helped, the most certain remedy first, or which other cause ended the process.
+//! States in one line why memory ran out, or which other cause ended the process.
 
 use super::holders::{growth, holders_of, name};
-use crate::findings::{self, FRAGMENTED_SHARE};
+use crate::findings::{self, Finding};
 use crate::{Report, sum};
 use gpumem_model::ending::{Cause, Ending};
 use gpumem_model::escape::escape;
-use gpumem_model::run::{Device, Holder, Oom, OomKind};
+use gpumem_model::run::{Device, Holder, Oom};
 use gpumem_model::units::{Unit, plural, signed, thousands};
 
 /// Returns a text on idle memory, its fragmentation, and how its largest block compares with the request. `None` if no pool
@@ -21,6 +21,7 @@ fn pieces(oom: &Oom) -> String {
     oom.idle_pieces.map_or(String::new(), |pieces| format!(" in {}", plural(pieces, "piece")))
 }
 
+/// Returns the causes of a failed request as one text.
 pub(super) fn verdict(
     report: &Report<'_>,
     (device, oom): (&Device, &Oom),
@@ -35,69 +36,23 @@ pub(super) fn verdict(
     let Some(free) = oom.free_bytes() else {
         return "unknown: free memory was not reported".to_owned();
     };
-    let mut words = Vec::new();
-    if oom.kind == OomKind::Pool && free >= asked {
-        words.push(format!(
-            "a limit of the pool itself (set_per_process_memory_fraction?): the device had {} free",
-            unit.amount(free)
-        ));
+    // The process continued after a refusal without an error, so nothing explains it but the missing bytes.
+    let causes = if oom.is_out_of_memory() { findings::of_request(report, device, oom) } else { Vec::new() };
+    if !causes.is_empty() {
+        return causes.iter().map(Finding::sentence).collect::<Vec<_>>().join("; ");
     }
-    let (own, others) = holders_of(oom).split_first().unzip();
-    let others = others.unwrap_or_default();
-    let fits_without = |growth: i64| growth > 0 && free < need && free.saturating_add(growth) >= need;
-    if let Some((holder, bytes)) = most_grown(others).filter(|(_, bytes)| fits_without(*bytes)) {
-        let left = unit.amount(free.saturating_add(bytes));
-        words.push(format!("fits without {}'s growth ({left} free)", holder_label(holder, own)));
+    if free >= need {
+        return "the driver refused although enough was free".to_owned();
     }
-    if words.is_empty() {
-        // In a process that started recently, memory allocated during the setup is not growth.
-        words.extend(findings::retained(report, device, oom).map(|retained| {
-            let advice = retained.advice.map(|advice| format!(" ({advice})")).unwrap_or_default();
-            format!("fits without what is kept: {}{advice}", retained.what)
-        }));
+    let short = unit.print(unit.round(need) - unit.round(free));
+    match &oom.device {
+        Some(device) => {
+            let named = holders_of(oom).iter().skip(1).map(|holder| holder.used_bytes);
+            let held = sum(named.chain([device.others.1]));
+            format!("{short} short; others hold {}", unit.amount(held))
+        }
+        None => format!("{short} short; the other holders are unknown: NVML was not read"),
     }
-    words.extend(fragmented(report, oom, free, need, unit));
-    let device = oom.device.as_ref();
-    let system = device.and_then(|device| device.system_bytes).map_or(0, signed);
-    if device.is_some_and(|device| need > signed(device.total_bytes).saturating_sub(system)) {
-        words.push("more than the whole device has".to_owned());
-    }
-    if words.is_empty() && free < need {
-        let named = others.iter().map(|holder| holder.used_bytes);
-        let held = sum(named.chain(device.map(|device| device.others.1)));
-        let short = unit.print(unit.round(need) - unit.round(free));
-        words.push(match device {
-            Some(_) => format!("{short} short; others hold {}", unit.amount(held)),
-            None => format!("{short} short; the other holders are unknown: NVML was not read"),
-        });
-    }
-    if words.is_empty() {
-        words.push("the driver refused although enough was free".to_owned());
-    }
-    words.join("; ")
-}
-
-/// Returns the sentence on fragmentation. The idle memory would suffice if it were contiguous or returned to the driver.
-fn fragmented(report: &Report<'_>, oom: &Oom, free: i64, need: i64, unit: Unit) -> Option<String> {
-    let (idle, largest) = oom.idle_bytes.zip(oom.largest_idle_bytes)?;
-    let asked = signed(oom.asked_bytes);
-    let used = holders_of(oom).first().map_or(oom.tracked_bytes, |own| own.used_bytes);
-    if (signed(idle) as f64) < used as f64 * FRAGMENTED_SHARE {
-        return None;
-    }
-    let would_do = signed(idle) >= asked || signed(idle).saturating_add(free) >= need;
-    if oom.idle_pieces == Some(0) || signed(largest) >= asked || !would_do {
-        return None;
-    }
-    let is_torch = |pool: &str| pool == "torch" || pool.starts_with("torch/");
-    let torch = report.run.cells.iter().any(|cell| cell.pool.as_deref().is_some_and(is_torch));
-    let remedy = match (torch, oom.is_expandable) {
-        (_, true) => " (expandable segments are on: live blocks separate the pieces)",
-        (true, false) => " (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True)",
-        (false, false) => "",
-    };
-    let [idle, largest, asked] = [idle, largest, oom.asked_bytes].map(|bytes| unit.amount(signed(bytes)));
-    Some(format!("fragmented: idle {idle}{}, largest {largest} < {asked}{remedy}", pieces(oom)))
 }
 
 fn suspicion(oom: &Oom, ending: Option<&Ending>, unit: Unit) -> String {

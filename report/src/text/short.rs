@@ -1,7 +1,7 @@
 //! Writes the first screen of a report: how the run ended, what explains its memory, and one table of one moment.
 
 use super::prose;
-use super::table::{note, printed};
+use super::table::{highest_reading, note, printed};
 use crate::findings::{self, Finding, Findings};
 use crate::labels::{command_line_of, length_ns};
 use crate::lines::{Lines, clean_name};
@@ -9,7 +9,7 @@ use crate::table::{Table, shorten};
 use crate::{Part, Report, Row, gap_distance, has_older_gap, used_or_tracked};
 use gpumem_model::run::{Clock, Device, Moment, Run, State};
 use gpumem_model::time::{Times, duration};
-use gpumem_model::units::{Unit, plural, signed};
+use gpumem_model::units::{Unit, plural};
 use gpumem_model::window::WindowKind;
 
 /// Maximum width of the command in the title, in columns of the terminal.
@@ -139,12 +139,7 @@ fn statement(
     for (line, note) in table.lines().iter().zip(notes) {
         out.with_note(line, note);
     }
-    let Some((highest, time_ns)) = device.peak_used.filter(|_| report.window.is_none()) else { return };
-    let highest = signed(highest);
-    if total.is_some_and(|total| unit.round(highest) > unit.round(total)) {
-        let at = times.time(time_ns);
-        out.prose(&format!("highest reading of NVML: {} at {at}", unit.amount_with_name(highest)));
-    }
+    highest_reading(report, device, (total, unit), out);
 }
 
 /// Returns at most about `max_rows` rows of a moment, without rows that print as 0. The last row is the total.

@@ -3,10 +3,10 @@
 
 use crate::lines::{Lines, clean_name};
 use crate::table::{Table, shorten};
-use crate::{Columns, GroupBy, Part, Report, Row, Statement, has_older_gap, largest_total};
+use crate::{Columns, GroupBy, Part, Report, Row, Statement, has_older_gap, largest_total, used_or_tracked};
 use gpumem_model::run::{Device, State};
 use gpumem_model::time::Times;
-use gpumem_model::units::Unit;
+use gpumem_model::units::{Unit, signed};
 use gpumem_model::window::WindowKind;
 
 const GAP: &str = "  ";
@@ -19,6 +19,10 @@ const LEAST_NAME: usize = 13;
 pub(crate) fn heads(report: &Report<'_>, device: &Device, times: Times) -> [[String; 2]; 2] {
     let last = if report.run.state == State::Open { "now" } else { "last" };
     let heads = match report.window.map(|window| window.part) {
+        // The peak is that of tracked memory; NVML may have charged more at another time.
+        None if device.last.used_bytes() > device.peak.used_bytes().or(Some(i64::MAX)) => {
+            [last, "tracked peak"]
+        }
         None => [last, "at peak"],
         Some(WindowKind::At) => [last, "then"],
         Some(WindowKind::Since) => [last, "highest"],
@@ -126,6 +130,23 @@ pub(super) fn table(report: &Report<'_>, device: &Device, times: Times, shown: &
     heads.iter().for_each(|line| out.line(line));
     for (line, PrintedRow { note, .. }) in lines.iter().zip(&rows) {
         out.with_note(line, note);
+    }
+    let shown_bytes = [&device.last, &device.peak].into_iter().filter_map(used_or_tracked).max();
+    highest_reading(report, device, (shown_bytes, shown.unit), out);
+}
+
+/// Adds NVML's highest reading of the process, if it prints larger than `shown_bytes`.
+pub(super) fn highest_reading(
+    report: &Report<'_>,
+    device: &Device,
+    (shown_bytes, unit): (Option<i64>, Unit),
+    out: &mut Lines,
+) {
+    let Some((highest, time_ns)) = device.peak_used.filter(|_| report.window.is_none()) else { return };
+    let highest = signed(highest);
+    if shown_bytes.is_some_and(|shown| unit.round(highest) > unit.round(shown)) {
+        let at = report.times().time(time_ns);
+        out.prose(&format!("highest reading of NVML: {} at {at}", unit.amount_with_name(highest)));
     }
 }
 

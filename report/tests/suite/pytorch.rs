@@ -165,12 +165,50 @@ fn a_late_agent_says_what_torch_said_itself() {
     assert!(line(&text, "torch's own numbers").contains("memory_allocated 310.0, memory_reserved 400.0"));
 }
 
+/// The long form.
+const LONG: OomOptions<'static> = OomOptions { verbose: true, all: false, job: &[] };
+
+/// Another user's memory is the first cause, whether or not it has just grown.
+#[test]
+fn answer_names_the_cause_and_what_fits_without_it() {
+    let mut said = Machine::new();
+    said.train();
+    said.run_out();
+    let mut run = said.run();
+    let short = |run: &Run| oom::text(&report(run, None), OomOptions::default());
+    assert_eq!(
+        short(&run),
+        "\
+OUT OF MEMORY  00:03:21Z  python train.py  pid 41873, GPU 3, exit 1
+Asked for 2,048 MiB in forward of GPT/h.1/mlp/up_proj (train.py:212 in forward), step 18,221; 1,102 MiB were free.
+1. other processes hold 6,644 MiB, 8 % of the device; bob 52110 took 3,334 MiB in the 60 s before
+   Without them the request fits with 5,698 MiB to spare.
+Other processes: 6,644 MiB, +3,334 MiB in the last 60 s (bob 52110).
+Fragmentation: 10,470 MiB unused in 2 pieces, largest piece 8,548 MiB; large enough, but of another stream or pool.
+next: gpumemctl oom 41873 --verbose | --all | --json; gpumemctl report 41873
+"
+    );
+    let oom = &mut run.devices[0].details.ooms[0];
+    oom.is_partial = true;
+    for holder in &mut oom.device.as_mut().expect("NVML").holders {
+        holder.growth_bytes = Some(0);
+    }
+    let text = short(&run);
+    assert!(
+        text.contains("\n1. what the program holds at one time does not fit: optimizer state 26,952"),
+        "{text}"
+    );
+    assert!(text.contains("\n2. other processes hold 6,644 MiB, 8 % of the device\n"), "{text}");
+    assert!(text.contains("Other processes: 6,644 MiB, unchanged in the last 60 s (bob 52110).\n"), "{text}");
+    assert!(text.contains("\nIncomplete: memory from before the daemon's start"), "{text}");
+}
+
 #[test]
 fn an_oom_is_told_with_who_had_the_device() {
     let mut said = Machine::new();
     said.train();
     said.run_out();
-    let text = oom::text(&report(&said.run(), None), OomOptions::default());
+    let text = oom::text(&report(&said.run(), None), LONG);
     assert_eq!(
         text,
         "\
@@ -183,7 +221,7 @@ holders  alice 41873  73,126  (+1,922 in 60 s)
 you      optimizer state 26,952 + gradients 13,476 + parameters 13,476 + activations 5,120 + libnccl (outside torch) 1,264 \
 + workspace (cuBLAS etc.) 768 + Others 214 + idle 10,570 + Untrackable 1,286 = 73,126
 idle     10,470 in 2 pieces, largest block 8,548 >= 2,048
-verdict  fits without bob's growth (4,436 free)
+verdict  other processes hold 6,644 MiB, 8 % of the device; bob 52110 took 3,334 MiB in the 60 s before
 "
     );
     let run = said.run();
@@ -204,7 +242,7 @@ fn an_oom_with_unified_memory_is_told_with_the_rest_of_the_host() {
     let mut run = said.run();
     let of_last = run.devices[0].details.ooms.last_mut().and_then(|oom| oom.device.as_mut());
     of_last.expect("the device then").unified = true;
-    let text = oom::text(&report(&run, None), OomOptions::default());
+    let text = oom::text(&report(&run, None), LONG);
     let expected = "rest of the host 64 + system 623 + available 1,102 = 81,559 with above\n";
     assert!(text.contains(expected), "{text}");
 }
@@ -230,17 +268,17 @@ fn pressure_is_no_oom_and_a_limit_of_the_pool_is_one() {
         ooms.iter().map(|oom| (oom.kind, oom.is_out_of_memory())).collect::<Vec<_>>(),
         [(OomKind::Pressure, false), (OomKind::Pool, true),]
     );
-    let text = oom::text(&report(&run, None), OomOptions::default());
+    let text = oom::text(&report(&run, None), LONG);
     assert!(text.starts_with("OOM #1 "), "{text}");
     for expected in [
         " pid 41873 survived  (MiB)\n",
         "asked 512 of the pool, which failed without a request to the driver: it held 69,654, 60,006 handed out; the device had ",
-        "verdict  a limit of the pool itself (set_per_process_memory_fraction?): the device had ",
+        "verdict  a limit of the pool refused 512 MiB while ",
         "\npressure: the driver refused 1 time and the process continued; last at ",
     ] {
         assert!(text.contains(expected), "{expected}\n{text}");
     }
-    let all = oom::text(&report(&run, None), OomOptions { all: true, ..OomOptions::default() });
+    let all = oom::text(&report(&run, None), OomOptions { all: true, ..LONG });
     assert!(all.starts_with("PRESSURE #1 ") && all.contains("\nOOM #1 "), "{all}");
 }
 
@@ -355,7 +393,7 @@ fn the_other_ranks_of_the_job_are_one_line() {
         sibling(5, ended(-400_000_000), false),
         sibling(6, ended(900_000_000), true),
     ];
-    let text = oom::text(&report(&run, None), OomOptions { all: false, job: &job });
+    let text = oom::text(&report(&run, None), OomOptions { job: &job, ..LONG });
     let line = text.lines().find(|line| line.starts_with("ranks ")).expect("a line");
     let start = "ranks    this is 3 of 8; alive 0-2 (used ";
     assert!(line.starts_with(start), "{line}");
@@ -366,7 +404,7 @@ fn the_other_ranks_of_the_job_are_one_line() {
     ] {
         assert!(line.contains(words), "{words} in {line}");
     }
-    let alone = oom::text(&report(&run, None), OomOptions { all: false, job: &job[3..4] });
+    let alone = oom::text(&report(&run, None), OomOptions { job: &job[3..4], ..LONG });
     assert!(!alone.contains("ranks "), "{alone}");
 }
 
@@ -378,9 +416,9 @@ fn others_that_are_not_shown_have_no_name() {
     for holder in run.devices[0].details.ooms[0].device.as_mut().expect("read").holders.iter_mut().skip(1) {
         (holder.pid, holder.user) = (0, None);
     }
-    let text = oom::text(&report(&run, None), OomOptions::default());
+    let text = oom::text(&report(&run, None), LONG);
     assert!(text.contains("another process   6,644") && !text.contains("bob"), "{text}");
-    assert!(text.contains("verdict  fits without another process's growth"), "{text}");
+    assert!(text.contains("; another process took 3,334 MiB in "), "{text}");
 }
 
 #[test]
@@ -397,7 +435,7 @@ fn what_else_ended_it_comes_first_and_names_are_harmless() {
     ];
     run.process.facts.extend(facts.map(|(key, value)| (key.to_owned(), value.to_owned())));
     run.state = State::Closed { time_ns: 204_000_000_000, status: Some(9) };
-    let text = oom::text(&report(&run, None), OomOptions::default());
+    let text = oom::text(&report(&run, None), LONG);
     let first = "END 00:03:23Z pid 41873: killed by the kernel for HOST memory, not GPU memory: the limit of 64.0 GiB of step 0 of Slurm job 8812\n";
     assert!(text.starts_with(first), "{text}");
     assert!(!text.contains('\u{1b}'), "{text:?}");

@@ -21,7 +21,7 @@ fn what_a_file_does_not_say_is_not_none() {
         let report = Report::new(run, Groupings::of_run(run), None);
         let text = text::text(&report, text::Layout::default());
         assert_eq!(text.contains("oom: none"), says, "{text}");
-        let form = oom::OomOptions { all: false, job: &[] };
+        let form = oom::OomOptions::default();
         let told = oom::text(&report, form);
         assert_eq!(told.contains("has not run out"), says, "{told}");
         let texts = [

@@ -9,6 +9,8 @@ use serde_json::Value;
 
 /// Places where phases.py runs out of memory.
 const PLACES: usize = 17;
+/// The version of the programs that end with the error.
+const VERSION: &str = "2.15.0";
 const FAST: &str = "[nvml]\nlist_every_s = 0.05\nlist_budget = 1.0\n";
 
 #[test]
@@ -113,4 +115,55 @@ fn failed_request_has_its_phase_and_gradients() {
         }
         assert!(wrong.is_empty(), "torch {version}: {wrong:#?}");
     }
+}
+
+/// Programs of places.py, the phase of the failed request, and a part of the first line about it.
+const FATAL_PLACES: [(&str, Option<&str>); 4] = [
+    ("backward", Some("backward")),
+    ("library", None),
+    ("extension", None),
+    ("optimizer", Some("optimizer")),
+];
+
+/// A request that ends the program is named by the program's own line, with its phase and the composition of the memory.
+#[test]
+fn fatal_request_has_the_programs_line_and_its_composition() {
+    let version = VERSION;
+    let Some(wheel) = torch::wheel(version) else { return };
+    let machine = torch::machine(&["devices=1"]);
+    let daemon = Daemon::start(&machine, "daemon", FAST);
+    let mut wrong = Vec::new();
+    for (place, phase) in FATAL_PLACES {
+        let mut command = wheel.covered(&machine, &daemon.runtime, "places.py", &[place]);
+        let mut job = Job::start(command.env_remove("GPUMEM_SITES"));
+        assert_eq!(job.end().code(), Some(1), "{place}");
+        let line = job.said.iter().find_map(|line| line.parse::<u32>().ok()).expect("the line's number");
+        daemon.wait_for_the_end_of(&machine, &[&job]);
+        let pid = job.pid().to_string();
+        let of = |options: &[&str]| {
+            let arguments = [&["oom", &pid], options].concat();
+            let output = daemon.ctl(&machine, &arguments).output().expect("gpumemctl oom");
+            String::from_utf8(output.stdout).expect("UTF-8")
+        };
+        let text = of(&[]);
+        println!("{text}");
+        let json: Value = serde_json::from_str(&of(&["--json"])).expect("JSON");
+        let ooms = json["ooms"].as_array().expect("entries");
+        let Some(oom) = ooms.iter().rfind(|oom| oom["what"] == "oom") else {
+            wrong.push(format!("{place}: not out of memory: {text}"));
+            continue;
+        };
+        let second = text.lines().nth(1).unwrap_or_default();
+        let is_right = text.starts_with("OUT OF MEMORY  ")
+            && second.contains(&format!("(places.py:{line} in {place})"))
+            && json["outcome"] == "out_of_memory"
+            && phase.is_none_or(|phase| oom["phase"] == phase)
+            && oom["held"].as_array().is_some_and(|held| !held.is_empty())
+            && oom["is_partial"] == false;
+        let tag = format!("places.py:{line} extension");
+        if !is_right || place == "extension" && oom["tag"] != tag {
+            wrong.push(format!("{place}, line {line}: {oom} {text}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
 }

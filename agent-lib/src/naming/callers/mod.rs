@@ -21,7 +21,7 @@ mod symbols;
 pub(crate) use crate::threads::stack::prepare;
 pub(crate) use loader::changes_now;
 pub use modules::{TABLES, update_table};
-pub(crate) use modules::{after_fork, before_fork, in_child, in_loader, is_torch, reclaim};
+pub(crate) use modules::{after_fork, before_fork, in_child, in_loader, is_python, is_torch, reclaim};
 
 use crate::driver::core::Core;
 use crate::threads::Thread;

@@ -170,6 +170,10 @@ fn assign_number(id: &AtomicU16) -> (u16, bool) {
 
 /// Numbers of the libraries of PyTorch's allocator, for CUDA and for HIP; 0 for one that is not loaded.
 static TORCH: [AtomicU16; 2] = [const { AtomicU16::new(0) }; 2];
+/// First parts of the names of files through which Python code calls C functions.
+const PYTHON_FILES: [&str; 5] = ["libpython3", "python", "_ctypes", "_cffi_backend", "libffi"];
+/// Numbers of these files; 0 for one that is not loaded.
+static PYTHON: [AtomicU16; 5] = [const { AtomicU16::new(0) }; 5];
 
 /// Whether the library with this number contains PyTorch's allocator.
 #[inline(always)]
@@ -177,11 +181,17 @@ pub(crate) fn is_torch(number: u16) -> bool {
     number != 0 && TORCH.iter().any(|torch| torch.load(Relaxed) == number)
 }
 
+/// Whether the library with this number belongs to the Python interpreter, so that a line of Python code made the call.
+pub(crate) fn is_python(number: u16) -> bool {
+    number != 0 && PYTHON.iter().any(|python| python.load(Relaxed) == number)
+}
+
 fn report_library(core: &Core, id: u16, base: u64, bytes: u64, path: &str) {
     let file = path.rsplit('/').next().unwrap_or_default();
-    for (torch, name) in TORCH.iter().zip(["libc10_cuda", "libc10_hip"]) {
+    let torch = TORCH.iter().zip(["libc10_cuda", "libc10_hip"]);
+    for (number, name) in torch.chain(PYTHON.iter().zip(PYTHON_FILES)) {
         if file.starts_with(name) {
-            torch.store(id, Relaxed);
+            number.store(id, Relaxed);
         }
     }
     let stamp = Stamp { module: id, ..Stamp::default() };

@@ -187,16 +187,23 @@ fn find(text: &[u8], part: &[u8]) -> Option<usize> {
     text.windows(part.len()).rposition(|window| window == part)
 }
 
+const PACKAGES_END: &[u8] = b"-packages/";
+
 /// Whether a file belongs to PyTorch or to the standard library, judged by the end of its path.
 fn is_library(file: &[u8]) -> bool {
-    if GENERATED.iter().any(|name| file.starts_with(name)) || find(file, b"/torchinductor_").is_some() {
-        return true;
-    }
-    const PACKAGES_END: &[u8] = b"-packages/";
-    const VERSION: &[u8] = b"/python3.";
     if let Some(at) = find(file, PACKAGES_END) {
         let package = &file[at + PACKAGES_END.len()..];
         return PACKAGES.iter().any(|name| package.starts_with(name));
+    }
+    is_installed(file)
+}
+
+/// Whether a file belongs to an installed package or to the standard library, or is generated code.
+pub(crate) fn is_installed(file: &[u8]) -> bool {
+    const VERSION: &[u8] = b"/python3.";
+    let is_generated = GENERATED.iter().any(|name| file.starts_with(name));
+    if is_generated || [b"/torchinductor_", PACKAGES_END].iter().any(|part| find(file, part).is_some()) {
+        return true;
     }
     // e.g. lib/python3.12/copy.py
     let Some(at) = find(file, VERSION) else { return false };
@@ -228,6 +235,8 @@ mod tests {
             (String::new(), false),
         ] {
             assert_eq!(is_library(file.as_bytes()), library, "{file}");
+            let installed = library || file.contains("site-packages");
+            assert_eq!(is_installed(file.as_bytes()), installed, "{file}");
         }
     }
 

@@ -114,6 +114,25 @@ pub(crate) fn stack_text(separators: Separators, out: &mut [u8]) -> usize {
     out.position() as usize
 }
 
+/// Writes the Python stack of the thread that waits for the backward pass which the calling thread runs. Returns the number of
+/// bytes written; 0 if no thread, or more than one, waits for a backward pass. Another thread's frames may change, so the kernel
+/// reads them; this makes system calls.
+#[cold]
+pub(crate) fn stack_of_backward(separators: Separators, out: &mut [u8]) -> usize {
+    let mut out = TextBuffer::new(out);
+    let mut write = || {
+        let interpreter = armed()?;
+        let (own, memory) = (state(interpreter)?, Careful::new()?);
+        let reader = Reader { memory: &memory, layout: &interpreter.layout, types: &interpreter.types };
+        let mut waiting = reader.states(own).filter(|state| reader.waits_for_backward(*state));
+        let found = waiting.next().filter(|_| waiting.next().is_none())?;
+        reader.write_stack(found, separators, &mut out);
+        Some(())
+    };
+    write();
+    out.position() as usize
+}
+
 /// Writes the reason for which frames are not read; returns the number of bytes written.
 pub(crate) fn put(out: &mut [u8], reason: Option<&String>) -> usize {
     let mut out = TextBuffer::new(out);

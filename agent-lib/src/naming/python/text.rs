@@ -1,6 +1,7 @@
 //! Writes the thread's Python stack as text, the innermost frame first. Allocates nothing and calls nothing of the interpreter.
 
 use crate::naming::python::layout::{self, CurrentInstruction, Layout, Lines};
+use crate::naming::python::lines;
 use crate::naming::python::memory::{FAR, Memory, Pointer};
 use crate::naming::python::walk::Reader;
 use std::io::{Cursor, Write};
@@ -9,6 +10,10 @@ use std::io::{Cursor, Write};
 pub(crate) const NAME: usize = 120;
 /// Maximum length of a path, in characters; only the end of a longer path is kept.
 pub(crate) const FILE: usize = 160;
+/// Maximum number of frames of a stack.
+const MAX_STACK: usize = 1024;
+/// Ends of the names of PyTorch's files whose functions call the engine of the backward pass.
+const BACKWARD_FILES: [&[u8]; 2] = [b"/torch/autograd/graph.py", b"/torch/autograd/__init__.py"];
 /// Maximum number of bytes of a table of lines to read.
 const TABLE: usize = 1 << 16;
 
@@ -37,15 +42,46 @@ pub(crate) const SENTENCE: Separators = [b" (", b":", b")\n"];
 pub(crate) const COLUMNS: Separators = [b"\t", b"\t", b"\n"];
 
 impl<M: Memory> Reader<'_, M> {
-    /// Writes a line for each frame, leaving out frames that do not fit. Returns whether all fitted.
-    pub(crate) fn write_stack(&self, state: u64, separators: Separators, out: &mut TextBuffer<'_>) -> bool {
-        self.frames(state).all(|frame| {
+    /// Writes a line for each frame, the innermost first. In the last part of a buffer that is too small, writes only frames of
+    /// the program itself, so that the program's line is there below many frames of libraries.
+    pub(crate) fn write_stack(&self, state: u64, separators: Separators, out: &mut TextBuffer<'_>) {
+        let for_all = out.get_ref().len() / 4 * 3;
+        for frame in self.frames(state).up_to(MAX_STACK) {
             let before = out.position();
             let fits = self.write_frame(frame, separators, out);
-            if !fits {
+            if !fits || out.position() as usize > for_all && self.is_installed(frame) {
                 out.set_position(before);
             }
-            fits
+        }
+    }
+
+    /// Whether the frame's file belongs to an installed package or to Python itself.
+    fn is_installed(&self, frame: Pointer) -> bool {
+        let mut room = [0; FILE + 3];
+        lines::is_installed(self.file(frame, &mut room))
+    }
+
+    /// Returns the end of the name of the frame's file; empty if it is unknown.
+    fn file<'b>(&self, frame: Pointer, room: &'b mut [u8; FILE + 3]) -> &'b [u8] {
+        let mut out = TextBuffer::new(room.as_mut_slice());
+        if let Some(code) = self.code(frame).and_then(Pointer::new) {
+            self.write_text(code, self.layout.code_file, &mut out);
+        }
+        let used = out.position() as usize;
+        &room[..used]
+    }
+
+    /// Returns whether the innermost Python function of a thread is the one that waits for PyTorch's backward pass.
+    pub(crate) fn waits_for_backward(&self, state: u64) -> bool {
+        let is_function = |frame: &Pointer| {
+            let code = self.code(*frame).and_then(Pointer::new);
+            code.is_some_and(|code| self.is(code, self.types.code)) && !self.internal(*frame)
+        };
+        let mut room = [0; FILE + 3];
+        let innermost = self.frames(state).find(is_function);
+        innermost.is_some_and(|frame| {
+            let file = self.file(frame, &mut room);
+            BACKWARD_FILES.iter().any(|end| file.ends_with(end))
         })
     }
 

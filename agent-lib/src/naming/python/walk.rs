@@ -22,6 +22,8 @@ use gpumem_wire::{Phase, Role};
 use std::sync::atomic::Ordering::Relaxed;
 
 pub(crate) const MAX_FRAMES: usize = 128;
+/// Maximum number of threads before and after the calling one that are searched.
+const MAX_THREADS: usize = 256;
 
 /// Kinds of frames (`CodeKind`) at which the walk continues with the calling frame.
 const CONTINUE: u32 = 1 << Nothing as u32 | 1 << Copying as u32 | 1 << Gradient as u32 | GIVE_ROLE;
@@ -50,6 +52,13 @@ pub(crate) struct Frames<'a, M> {
     left: usize,
 }
 
+impl<M> Frames<'_, M> {
+    /// Sets the maximum number of frames.
+    pub(crate) fn up_to(self, left: usize) -> Self {
+        Frames { left, ..self }
+    }
+}
+
 impl<M: Memory> Iterator for Frames<'_, M> {
     type Item = Pointer;
 
@@ -73,6 +82,15 @@ impl<M: Memory> Reader<'_, M> {
             }
         };
         Frames { reader: self, next: first(), left: MAX_FRAMES }
+    }
+
+    /// Returns the states of the interpreter's other threads. Each state begins with pointers to the previous and the next one.
+    pub(crate) fn states(&self, own: u64) -> impl Iterator<Item = u64> {
+        let walk = move |offset: u16| {
+            let next = move |at: &Pointer| self.memory.pointer(*at, offset);
+            std::iter::successors(Pointer::new(own).and_then(|own| next(&own)), next).take(MAX_THREADS)
+        };
+        walk(0).chain(walk(8)).map(Pointer::address)
     }
 
     #[inline(always)]

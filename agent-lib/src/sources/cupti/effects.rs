@@ -10,12 +10,17 @@ use crate::record::recorder::{self, RecordContext};
 use crate::threads::{Call, Thread};
 use gpumem_wire::{Body, DriverEventKind, NONE_DEVICE};
 
+/// CUDA_ERROR_OUT_OF_MEMORY.
+const OUT_OF_MEMORY: u32 = 2;
+
 impl Core {
     /// Handles a successful allocation.
     #[inline(always)]
     pub fn allocated(&self, thread: &Thread, mut at: RecordContext, what: Allocation) {
         let Allocation { address, bytes, memory, .. } = what;
-        if at.tag == 0 && self.is_single_tensor(at.module, bytes, memory) {
+        let is_named_by_line =
+            || callers::is_python(at.module) || self.is_single_tensor(at.module, bytes, memory);
+        if at.tag == 0 && is_named_by_line() {
             at.tag = python::line(self);
         }
         let seq = self.book_allocation(thread, at, what);
@@ -26,7 +31,14 @@ impl Core {
     }
 
     #[cold]
-    pub(crate) fn alloc_failed(&self, thread: &Thread, at: RecordContext, result: u32, what: Allocation) {
+    pub(crate) fn alloc_failed(&self, thread: &Thread, mut at: RecordContext, result: u32, what: Allocation) {
+        // PyTorch reports the stack of its own requests, if they fail in the end.
+        if result == OUT_OF_MEMORY && !callers::is_torch(at.module) {
+            at.stack = self.python_stack(thread);
+        }
+        if at.tag == 0 && callers::is_python(at.module) {
+            at.tag = python::line(self);
+        }
         let free = self.book_failed_allocation(thread, at, result, what);
         self.alloc_refused(thread, at, what, free);
         wake();

@@ -18,7 +18,7 @@ use crate::base::fault_injection;
 use crate::driver::allocations::Allocation;
 use crate::driver::core::Core;
 use crate::driver::guard::guard;
-use crate::naming::{callers, python, sequence};
+use crate::naming::{autograd, callers, python, sequence};
 use crate::record::recorder::RecordContext;
 use crate::sources::torch::patch::{self, OUT_OF_MEMORY};
 use crate::sources::torch::report::ordinal;
@@ -29,7 +29,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 /// CUDA_ERROR_OUT_OF_MEMORY.
 const REFUSED: u16 = 2;
-/// Maximum length of a stack's text, in bytes; only the innermost frames are kept.
+/// Maximum length of a stack's text, in bytes: the innermost frames, and the program's own frames.
 const STACK_BYTES: usize = 4096;
 /// Maximum number of stacks of a process: a program may run out of memory in a loop, on purpose.
 const STACKS: u32 = 256;
@@ -49,7 +49,7 @@ pub unsafe extern "C-unwind" fn reported(bytes: i64, allocated: u64, reserved: u
         thread.torch.forget_events();
         core.record_gradient_of_running_node(thread);
         let at = core.here(thread);
-        let (stack, context) = (core.python_stack(), core.phase_of_request(thread));
+        let (stack, context) = (core.python_stack(thread), core.phase_of_request(thread));
         let at = RecordContext { stack, context, device: index as u8, ..at };
         let body = Body::Oom {
             bytes: bytes.unsigned_abs(),
@@ -94,11 +94,15 @@ impl Core {
         PHASE_FLAG | u32::from(phase.to_code())
     }
 
-    /// Records the thread's Python stack and returns the stack's number; 0 without a stack, or after `STACKS` stacks.
+    /// Records the thread's Python stack and returns the stack's number; 0 without a stack, or after `STACKS` stacks. A thread of
+    /// the backward pass without Python frames has the stack of the thread that waits for the pass.
     #[cold]
-    fn python_stack(&self) -> u32 {
+    pub(crate) fn python_stack(&self, thread: &Thread) -> u32 {
         let mut room = [0_u8; STACK_BYTES];
-        let used = python::stack_text(python::text::COLUMNS, &mut room);
+        let mut used = python::stack_text(python::text::COLUMNS, &mut room);
+        if used == 0 && autograd::name_of_running(thread).is_some() {
+            used = python::stack_of_backward(python::text::COLUMNS, &mut room);
+        }
         let taken =
             self.torch.stacks.fetch_update(Relaxed, Relaxed, |made| (made < STACKS).then_some(made + 1));
         let (Ok(made), Some(frames)) = (taken, room.get(..used).filter(|text| !text.is_empty())) else {

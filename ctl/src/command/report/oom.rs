@@ -1,8 +1,8 @@
 //! `gpumemctl oom [PID|RUN|FILE]`, and `gpumemctl oom --at TIME --gpu N`.
 
-use super::find::{self, What, stored_runs_of_job};
+use super::find::{self, Found, What, stored_runs_of_job};
 use super::{found, past, report};
-use crate::args::{Oom, Report as Args, names_device};
+use crate::args::{Oom, Report as Args, names_device, quoted_suffix};
 use crate::client::{Daemon, RunReply, RunSelector};
 use crate::output::print;
 use anyhow::Result;
@@ -18,14 +18,15 @@ pub(crate) fn oom(args: &Oom) -> Result<()> {
     if let Some(at) = args.at {
         return around(args, at);
     }
-    let all = args.all;
+    let (all, verbose) = (args.all, args.verbose);
     let args = args.report();
-    let formatted = |run: &Run, id: Option<&String>, job: &[Run]| -> Result<String> {
+    let formatted = |run: &Run, (id, command): (Option<String>, String), job: &[Run]| -> Result<String> {
         let mut report = report(run, &args)?;
-        report.id = id.cloned();
-        Ok(if args.json { oom::json(&report) } else { oom::text(&report, OomOptions { all, job }) })
+        (report.id, report.command) = (id, command);
+        Ok(if args.json { oom::json(&report) } else { oom::text(&report, OomOptions { verbose, all, job }) })
     };
-    print(&match found(&args)?.what {
+    let Found { what, command } = found(&args)?;
+    print(&match what {
         What::One(mut one) => {
             // A run id selects one part of a process's life, a pid all parts.
             let is_id = args.run.as_deref().is_some_and(|name| name.parse::<u32>().is_err());
@@ -37,11 +38,13 @@ pub(crate) fn oom(args: &Oom) -> Result<()> {
             }
             let has_ooms = one.run.devices.iter().any(|device| !device.details.ooms.is_empty());
             let job = if has_ooms && !args.json { job_of(&one.run, &args) } else { Vec::new() };
-            formatted(&one.run, one.id.as_ref(), &job)?
+            let command = format!("gpumemctl report{}", quoted_suffix(&command));
+            formatted(&one.run, (one.id, command), &job)?
         }
         What::Group(_, runs) => {
+            let command = |run: &Run| format!("gpumemctl report {}", run.process.pid);
             let each: Vec<String> =
-                runs.iter().map(|run| formatted(run, None, &runs)).collect::<Result<_>>()?;
+                runs.iter().map(|run| formatted(run, (None, command(run)), &runs)).collect::<Result<_>>()?;
             if args.json { super::array(&each) } else { each.join("\n") }
         }
     })

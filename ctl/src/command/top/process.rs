@@ -141,7 +141,7 @@ impl Process {
                 self.refresh();
             }
             Key::Char('w') => self.window = (self.window + 1) % WINDOWS_S.len(),
-            Key::Char('o') => self.show(|report| oom::text(report, oom::OomOptions { all: false, job: &[] })),
+            Key::Char('o') => self.show(|report| oom::text(report, oom::OomOptions::default())),
             Key::Char('g') => self.show(|report| growth::table(report, false)),
             Key::Char('x') => self.show(steps::text),
             Key::Char('i') => {
