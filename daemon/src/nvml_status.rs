@@ -53,7 +53,7 @@ pub struct DeviceStatus {
     pub code: Option<u32>,
     /// Remedy for `problem`.
     pub remedy: Option<&'static str>,
-    /// Facts that apply: `accounting`, `display`, `instance`, `hidden_instances`, `windows`; `addressing` (hmm, ats) and
+    /// Facts that apply: `accounting`, `display`, `instance`, `hidden_instances`, `windows`; `utilization` (per cent) and `power` (W); `addressing` (hmm, ats) and
     /// `numa_node`; `memory_limits` (separated by tabs: used, soft and hard bytes and path of each control group).
     pub facts: BTreeMap<String, String>,
     /// Pids in the list of graphics processes of the last successful reading.

@@ -112,6 +112,12 @@ pub struct DeviceRow {
     /// `used_bytes` minus the bytes of all processes on the device; for unified memory, the memory that the rest of the host
     /// uses.
     pub unaccounted_bytes: Option<i64>,
+    /// Share of the last seconds in which a kernel ran on the device, in per cent; absent if the driver does not report it.
+    #[serde(default)]
+    pub utilization_percent: Option<u32>,
+    /// Power that the device draws, in W; absent if the driver does not report it.
+    #[serde(default)]
+    pub power_w: Option<u32>,
     /// Age of the NVML reading in ms.
     pub age_ms: Option<u64>,
     /// Why there is no fresh NVML reading; absent if there is one.

@@ -84,6 +84,8 @@ static const sim_key keys[] = {
     {"addressing", D(addressing), 'e', 1, "none|hmm|ats", "how it addresses the host's memory"},
     {"numa_node", D(numa_node), 'n', 1, NULL, "NUMA node of the host that its memory is; 0: none, NOT_SUPPORTED"},
     {"memory_limit", D(memory_limit), 'b', 1, NULL, "limit of each control group (soft: half); 0: no limits, NOT_SUPPORTED"},
+    {"utilization", D(utilization), 'n', 1, NULL, "per cent of the time in which kernels run; 0, and no power: NOT_SUPPORTED"},
+    {"power", D(power), 'n', 1, NULL, "power in W; 0: NOT_SUPPORTED"},
     {"ghosts", D(ghosts), 'n', 1, NULL, "processes that are not in this /proc"},
     {"ghost_bytes", D(ghost_bytes), 'b', 1, NULL, "what each ghost holds"},
 };

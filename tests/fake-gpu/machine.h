@@ -90,6 +90,7 @@ typedef struct {
     uint64_t ghosts;
     uint64_t fault, fault_memory, fault_list, fault_open, fault_events;
     uint64_t mig, mig_hidden, graphics, mps, accounting, display, unified, addressing, numa_node, memory_limit;
+    uint64_t utilization, power; /* per cent, W */
     uint64_t accounting_extra; /* bytes that accounting reports beyond the real maximum */
 } sim_device;
 

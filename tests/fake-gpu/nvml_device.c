@@ -129,6 +129,20 @@ EXPORT nvmlReturn nvmlDeviceGetMemoryLimits_v1(const handle *h, memory_limits *o
     return OK;
 }
 #endif
+EXPORT nvmlReturn nvmlDeviceGetUtilizationRates(const handle *h, unsigned out[2]) {
+    BEGIN_DEVICE(h, LANE_OTHER, NULL);
+    const sim_device *d = &machine->device[h->device];
+    if (h->instance || !(d->utilization || d->power)) return NOT_SUPPORTED;
+    out[0] = (unsigned)d->utilization;
+    out[1] = 0; /* of memory transfers */
+    return OK;
+}
+EXPORT nvmlReturn nvmlDeviceGetPowerUsage(const handle *h, unsigned *milliwatts) {
+    BEGIN_DEVICE(h, LANE_OTHER, NULL);
+    if (!machine->device[h->device].power) return NOT_SUPPORTED;
+    *milliwatts = (unsigned)machine->device[h->device].power * 1000;
+    return OK;
+}
 static nvmlReturn display(const handle *h, unsigned *out) {
     BEGIN_DEVICE(h, LANE_OTHER, NULL);
     *out = machine->device[h->device].display != 0;

@@ -1,7 +1,7 @@
 //! `gpumemctl top` on its own terminal. The tests read the screen from its output, as a terminal would.
 
 use crate::common::{FakeDaemon, Folder, failure, run_of, stdout, until};
-use gpumem_model::control::{ClaimRow, DeviceRow, ProcessRow, Ps};
+use gpumem_model::control::{ClaimRow, DeviceRow, ProcessFinding, ProcessRow, Ps};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Signal;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
@@ -29,7 +29,7 @@ fn device(index: u32, used: u64, unaccounted: i64) -> DeviceRow {
         system_bytes: Some(623 * MIB),
         unaccounted_bytes: Some(unaccounted * MIB as i64),
         age_ms: Some(400),
-        why: None,
+        ..DeviceRow::default()
     }
 }
 
@@ -287,6 +287,34 @@ fn a_machine_is_seen_in_every_size() {
 }
 
 #[test]
+fn findings_come_first_in_at_most_a_quarter_of_the_rows() {
+    let site = Site::new("top-findings");
+    let mut ps = machine();
+    let finding = |pid, severity: &str, text: &str| ProcessFinding {
+        pid,
+        device: Some(1),
+        severity: severity.into(),
+        text: text.into(),
+        ..ProcessFinding::default()
+    };
+    let leak = "retained forward outputs of GPT/lm_head: +64.0 MiB per step over 1,120 steps, 69,900 MiB in all, 98 % of what the process used; the GPU is full in 41 min";
+    ps.findings = vec![
+        finding(41873, "warning", leak),
+        finding(41873, "note", "8,648 MiB were cached by the allocator and not in use at the peak"),
+    ];
+    site.tells(&ps);
+    let mut top = site.top((80, 24), &[]);
+    golden("findings-80x24", &top.shows("cached by the allocator"));
+    ps.findings = vec![ps.findings.remove(0); 9];
+    site.tells(&ps);
+    top.shows("7 more findings");
+    top.resize(60, 15);
+    top.until("60 columns", |text| text.contains("8 more findings") && text.contains("52110"));
+    top.types("q");
+    assert_eq!(top.end(), 0);
+}
+
+#[test]
 fn rows_are_sorted_filtered_and_chosen() {
     let site = Site::new("top-keys");
     let mut top = site.top((80, 24), &[]);
@@ -300,6 +328,8 @@ fn rows_are_sorted_filtered_and_chosen() {
     let order = |top: &Terminal, wanted: [&str; 3]| {
         top.until(&wanted.join(" "), |text| pids(text) == wanted);
     };
+    order(&top, ["41873", "60021", "52110"]);
+    top.types("ssssss"); // by device
     order(&top, ["60021", "41873", "52110"]);
     top.types("s"); // used
     order(&top, ["41873", "60021", "52110"]);
@@ -366,10 +396,10 @@ fn a_process_is_seen_in_depth() {
     top.types("\x1b");
     top.shows("COMMAND");
     // There is no view of another user's process, nor of one that has ended.
-    top.types("j\r");
+    top.types("\r");
     top.resize(80, 24);
     top.until("whose it is", |text| text.contains("by structure") || text.contains("by layer"));
-    top.types("\x1b[Dj\r");
+    top.types("\x1b[Djj\r");
     top.shows("the daemon has no run of pid 52110 that you may see");
     top.types("q");
     assert_eq!(top.end(), 0);

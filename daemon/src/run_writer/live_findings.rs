@@ -9,37 +9,57 @@ use gpumem_report::findings::{Finding, Findings};
 use gpumem_report::rules::Groupings;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 /// Maximum number of processes with findings. Beyond it all are dropped, and made again when their runs are next written.
 const MAX_PROCESSES: usize = 16_384;
+
+/// Minimum pause before findings of a process are made again, as a multiple of the time that they took and of the number of
+/// processes. So findings take at most 1 % of the time.
+const PAUSE_FACTOR: u32 = 100;
 
 /// Findings of one process, the most important first, each with the UUID of its device. `None`: about the whole process.
 pub(crate) type ProcessFindings = Arc<[(Option<String>, Finding)]>;
 
 /// Findings of each live process with an agent, as of its newest written run.
 #[derive(Debug, Default)]
-pub(crate) struct LiveFindings(Mutex<HashMap<ProcessKey, ProcessFindings>>);
+pub(crate) struct LiveFindings(Mutex<HashMap<ProcessKey, Entry>>);
+
+#[derive(Debug)]
+struct Entry {
+    findings: ProcessFindings,
+    made: Instant,
+    took: Duration,
+}
 
 impl LiveFindings {
     /// Returns the findings of a process; `None` if its run has not been written yet, or if it has no agent.
     pub(crate) fn of(&self, key: ProcessKey) -> Option<ProcessFindings> {
-        lock(&self.0).get(&key).cloned()
+        lock(&self.0).get(&key).map(|entry| Arc::clone(&entry.findings))
     }
 
-    /// Replaces the findings of the run's process, or removes them if the process has ended.
+    /// Replaces the findings of the run's process if their pause is over. Removes them if the process has ended.
     pub(super) fn update(&self, run: &Run) {
         match run.state {
-            State::Open if run.coverage.covered => {
-                let findings = findings(run);
+            State::Open if run.coverage.covered && self.is_due(key_of(run)) => {
+                let made = Instant::now();
+                let entry = Entry { findings: findings(run), made, took: made.elapsed() };
                 let mut all = lock(&self.0);
                 if all.len() >= MAX_PROCESSES {
                     all.clear();
                 }
-                all.insert(key_of(run), findings);
+                all.insert(key_of(run), entry);
             }
             State::Open | State::Rolled { .. } => {}
             State::Closed { .. } | State::Interrupted => drop(lock(&self.0).remove(&key_of(run))),
         }
+    }
+
+    fn is_due(&self, key: ProcessKey) -> bool {
+        let all = lock(&self.0);
+        let count = u32::try_from(all.len()).unwrap_or(u32::MAX);
+        let pause = |took: Duration| took.saturating_mul(PAUSE_FACTOR).saturating_mul(count);
+        all.get(&key).is_none_or(|entry| entry.made.elapsed() >= pause(entry.took))
     }
 }
 

@@ -88,6 +88,7 @@ impl<'a> RowMaker<'a> {
         let known = self.health.nvml.device(device.name);
         let reading = device.latest;
         let why = known.and_then(|known| known.problem.clone());
+        let load = |name| known.filter(|known| known.problem.is_none())?.facts.get(name)?.parse().ok();
         DeviceRow {
             index: known.map_or(device.ordinal, |known| known.index).into(),
             uuid: device.name.to_string(),
@@ -98,6 +99,8 @@ impl<'a> RowMaker<'a> {
             free_bytes: reading.map(|reading| reading.free_bytes),
             system_bytes: reading.and_then(|reading| reading.system_reserved_bytes),
             unaccounted_bytes: device.agreed.map(|agreed| agreed.unaccounted_bytes),
+            utilization_percent: load("utilization"),
+            power_w: load("power"),
             age_ms: reading
                 .map(|reading| self.published.now_ns().saturating_sub(reading.time_ns) / 1_000_000),
             why: why.or_else(|| self.health.nvml.problem().map(str::to_owned)),

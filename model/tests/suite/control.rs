@@ -22,7 +22,7 @@ prop_compose! {
     ) -> DeviceRow {
         DeviceRow {
             index, uuid, model, total_bytes, used_bytes, free_bytes, system_bytes, unaccounted_bytes, age_ms, why,
-            unified,
+            unified, utilization_percent: None, power_w: None,
         }
     }
 }

@@ -132,7 +132,7 @@ fn devices(
     row
 }
 
-/// Returns index, model, used, free and size of a device.
+/// Returns index, model with utilisation and power, used, free and size of a device.
 pub(crate) fn device_cells(ps: &Ps, index: usize, unit: Unit) -> [String; 5] {
     let device = &ps.devices[index];
     let amount = |bytes: Option<u64>| bytes.map_or("-".to_owned(), |bytes| unit.amount(signed(bytes)));
@@ -141,6 +141,11 @@ pub(crate) fn device_cells(ps: &Ps, index: usize, unit: Unit) -> [String; 5] {
     if device.unified {
         model = format!("unified, {model}");
     }
+    let load = [
+        device.utilization_percent.map(|percent| format!(" {percent} %")),
+        device.power_w.map(|watts| format!(" {watts} W")),
+    ];
+    model.extend(load.into_iter().flatten());
     [device.index.to_string(), model, amount(device.used_bytes), free, amount(device.total_bytes)]
 }
 

@@ -78,6 +78,8 @@ pub(crate) trait Gpus {
     fn unbinding(&mut self) -> Option<u32>;
     /// Returns the memory limit of a control group on a device. `group` is the path of the control group.
     fn memory_limit(&mut self, device: usize, group: &str) -> Result<MemoryLimit, Code>;
+    /// Returns the utilisation of a device in per cent and its power in W, each if the driver reports it.
+    fn load(&mut self, device: usize) -> [Option<u32>; 2];
     /// Returns whether the devices have changed, so that the library must be opened again. Calls `enter` with a GPU's NVML index
     /// before it opens that GPU.
     fn has_changed(&mut self, enter: &mut dyn FnMut(u16)) -> bool;
@@ -342,6 +344,13 @@ impl Gpus for Library {
 
     fn memory_limit(&mut self, device: usize, group: &str) -> Result<MemoryLimit, Code> {
         self.raw.memory_limit(self.handles[device], group)
+    }
+
+    fn load(&mut self, device: usize) -> [Option<u32>; 2] {
+        let Ok(device) = self.raw.wrapped(self.handles[device]) else { return [None; 2] };
+        let percent =
+            device.utilization_rates().ok().map(|rates| rates.gpu).filter(|percent| *percent <= 100);
+        [percent, device.power_usage().ok().map(|milliwatts| milliwatts.saturating_add(500) / 1000)]
     }
 
     fn has_changed(&mut self, enter: &mut dyn FnMut(u16)) -> bool {

@@ -47,6 +47,9 @@ struct DeviceState {
     limits_read_ns: Option<u64>,
     /// Whether the driver has no memory limits for control groups.
     has_no_limits: bool,
+    /// Time at which utilisation and power were last read (ns), and whether the driver reports neither.
+    load_read_ns: Option<u64>,
+    has_no_load: bool,
 }
 
 /// Problem that the last calls of one kind had, if any.
@@ -456,6 +459,7 @@ impl Session {
             }
             self.devices[index].pids = self.rows.iter().map(|row| row.pid).collect();
             self.read_limits(index, out);
+            self.read_load(index, out);
             return;
         };
         let absence = absence_of(code);

@@ -17,6 +17,10 @@ const LIMITS_NS: u64 = 5_000_000_000;
 const MAX_GROUPS: usize = 32;
 /// Name of the fact with the memory limits of control groups: for each used, soft and hard bytes and the path, between tabs.
 const LIMITS_FACT: &str = "memory_limits";
+/// Interval for reading utilisation and power (ns).
+const LOAD_NS: u64 = 2_000_000_000;
+/// Names of the facts with the utilisation (per cent) and the power (W) of a device.
+const LOAD_FACTS: [&str; 2] = ["utilization", "power"];
 
 impl Session {
     /// Writes facts (properties) of a device, or of the driver. The parent keeps them and does not pass them to the ledger.
@@ -35,7 +39,8 @@ impl Session {
             facts.push(("accounting", "1".to_owned()));
         }
         let known = &self.devices[index].facts;
-        facts.extend(known.iter().find(|(name, _)| *name == LIMITS_FACT).cloned());
+        let is_kept = |(name, _): &&(&str, String)| *name == LIMITS_FACT || LOAD_FACTS.contains(name);
+        facts.extend(known.iter().filter(is_kept).cloned());
         if *known != facts || self.opened_ns == self.checked_ns {
             self.write_facts(Some(index), &facts, out);
         }
@@ -140,6 +145,27 @@ impl Session {
             if !value.is_empty() {
                 facts.push((LIMITS_FACT, value));
             }
+            self.write_facts(Some(index), &self.devices[index].facts, out);
+        }
+    }
+
+    /// Reads utilisation and power of a device, at most every [`LOAD_NS`]. Writes changed values as facts of the device.
+    pub(super) fn read_load(&mut self, index: usize, out: &mut FrameWriter) {
+        let now = now_ns();
+        let device = &mut self.devices[index];
+        if device.has_no_load || device.load_read_ns.is_some_and(|read| now.saturating_sub(read) < LOAD_NS) {
+            return;
+        }
+        device.load_read_ns = Some(now);
+        let load = self.gpus.load(index);
+        let device = &mut self.devices[index];
+        device.has_no_load = load == [None; 2];
+        let mut facts = device.facts.clone();
+        facts.retain(|(name, _)| !LOAD_FACTS.contains(name));
+        let known = LOAD_FACTS.into_iter().zip(load);
+        facts.extend(known.filter_map(|(name, value)| Some((name, value?.to_string()))));
+        if facts != device.facts {
+            device.facts = facts;
             self.write_facts(Some(index), &self.devices[index].facts, out);
         }
     }

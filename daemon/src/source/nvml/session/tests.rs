@@ -101,6 +101,9 @@ impl Gpus for FakeGpus {
     fn memory_limit(&mut self, _device: usize, _group: &str) -> Result<MemoryLimit, Code> {
         Err(Code::FUNCTION_NOT_FOUND)
     }
+    fn load(&mut self, _device: usize) -> [Option<u32>; 2] {
+        [None; 2]
+    }
     fn has_changed(&mut self, _enter: &mut dyn FnMut(u16)) -> bool {
         false
     }
