@@ -188,7 +188,7 @@ mod tests {
     }
 
     fn leak(pid: u32) -> ProcessFinding {
-        let text = "activations of decoder: +64.0 MiB per step; the GPU is full in 41 min".to_owned();
+        let text = "the GPU is full in 41 min: activations of decoder: +64.0 MiB per step".to_owned();
         ProcessFinding { pid, device: Some(0), severity: "warning".into(), text, ..ProcessFinding::default() }
     }
 
@@ -200,7 +200,10 @@ mod tests {
         assert!(healthy.contains("\nno problem found in 1 process\n"), "{healthy}");
         ps.findings.push(leak(100));
         let leaking = text(&ps, None);
-        assert!(leaking.contains("\nGPU 0 pid 100 python train.py: activations of decoder: "), "{leaking}");
+        assert!(
+            leaking.contains("\nGPU 0 pid 100 python train.py: the GPU is full in 41 min: "),
+            "{leaking}"
+        );
         assert!(leaking.ends_with("\nnext: gpumemctl report 100 | top | runs | run -- COMMAND | --help\n"));
         assert!(!leaking.contains("no problem"), "{leaking}");
         ps.processes[0].tracked_bytes = None;

@@ -262,7 +262,7 @@ fn the_whole_tree_inherits_what_it_needs() {
 }
 
 #[test]
-fn five_lines_at_the_end_and_none_when_quiet() {
+fn a_summary_at_the_end_and_none_when_quiet() {
     let site = Site::new("farewell");
     let mut run = run_of(4711, "", None);
     run.state = State::Closed { time_ns: 600, status: Some(0) };
@@ -274,7 +274,8 @@ fn five_lines_at_the_end_and_none_when_quiet() {
         lines[0].starts_with("train.py  pid 4711  GPU 0") && lines[0].ends_with("  exit 0"),
         "{lines:#?}"
     );
-    assert!(lines[1].starts_with("peak of tracked 298.5 MiB at line 529: Logit 78.1 + "), "{lines:#?}");
+    assert!(lines[1].starts_with("no problem found; largest part at the peak: Logit "), "{lines:#?}");
+    assert!(lines[2].starts_with("peak of tracked 298.5 MiB at line 529: Logit 78.1 + "), "{lines:#?}");
     assert!(lines[3].starts_with("Untrackable 422.5 MiB; used (= nvidia-smi) 721.0 MiB"), "{lines:#?}");
     assert_eq!(lines[4], "next: gpumemctl report 4711");
     let quiet = site.run(&["--quiet", "--", "sh", "-c", "exit 3"]);
@@ -295,10 +296,11 @@ fn five_lines_at_the_end_and_none_when_quiet() {
         .collect();
     site.daemon().runs("?*", &closed.iter().collect::<Vec<_>>());
     let lines = own_lines(&site.run(&["--name", "many", "--", "true"]));
-    assert_eq!(lines.len(), 5, "{lines:#?}");
+    assert_eq!(lines.len(), 6, "{lines:#?}");
     assert!(lines[0].starts_with("5 processes on 1 GPU, peaks of tracked in MiB; 2 smaller are not shown"));
-    assert!(lines[1].starts_with("GPU 0 pid 100 rank 0  298.5: Logit 78.1 + "), "{lines:#?}");
-    assert!(lines[4].starts_with("next: gpumemctl report --job many."), "{lines:#?}");
+    assert_eq!(lines[1], "no problem found");
+    assert!(lines[2].starts_with("GPU 0 pid 100 rank 0  298.5: Logit 78.1 + "), "{lines:#?}");
+    assert!(lines[5].starts_with("next: gpumemctl report --job many."), "{lines:#?}");
 }
 
 fn run_state() -> State {

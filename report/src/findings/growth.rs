@@ -354,7 +354,9 @@ pub(super) fn finding(report: &Report<'_>, device: &Device) -> Option<Finding> {
     let full_in_s = (report.run.state == State::Open).then(|| growth.full_in_s(device)).flatten();
     let mut finding = growth.finding(device, most_used_until(device, None), Severity::Warning);
     finding.full_in_s = full_in_s;
-    finding.what.extend(finding.forecast().map(|forecast| format!("; {forecast}")));
+    if let Some(forecast) = finding.forecast() {
+        finding.what = format!("{forecast}: {}", finding.what);
+    }
     Some(finding)
 }
 

@@ -313,7 +313,7 @@ mod tests {
         };
         let live = found(&run);
         assert_eq!((live.kind, live.full_in_s), (Kind::Growth, Some(41 * 60)), "{live:?}");
-        assert!(live.sentence().ends_with("; the GPU is full in 41 min"), "{live:?}");
+        assert!(live.sentence().starts_with("the GPU is full in 41 min: "), "{live:?}");
         assert!(live.what.contains("decoder") && !live.anonymous_sentence().contains("decoder"));
         run.state = State::Closed { time_ns: 0, status: None };
         assert_eq!(found(&run).full_in_s, None, "an ended process fills nothing");
