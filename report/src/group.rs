@@ -50,6 +50,22 @@ impl ProcessAmounts {
         }
     }
 
+    /// Returns the sum of each amount over those rows that know it. Peaks have no sum, because they are of different times.
+    pub fn sum<'a>(rows: impl Iterator<Item = &'a ProcessAmounts>) -> Self {
+        let add = |a: Option<i64>, b: Option<i64>| match (a, b) {
+            (Some(a), Some(b)) => Some(a.saturating_add(b)),
+            _ => a.or(b),
+        };
+        rows.fold(ProcessAmounts::default(), |sum, row| ProcessAmounts {
+            used_bytes: add(sum.used_bytes, row.used_bytes),
+            predates_bytes: add(sum.predates_bytes, row.predates_bytes),
+            tracked_bytes: add(sum.tracked_bytes, row.tracked_bytes),
+            idle_bytes: add(sum.idle_bytes, row.idle_bytes),
+            gap_bytes: add(sum.gap_bytes, row.gap_bytes),
+            peak_bytes: None,
+        })
+    }
+
     /// Returns the amounts in the order of [`COLUMNS`].
     fn columns(&self) -> [Option<i64>; 6] {
         let ProcessAmounts { used_bytes, predates_bytes, tracked_bytes, idle_bytes, gap_bytes, peak_bytes } =

@@ -256,24 +256,41 @@ fn of_device(report: &Report<'_>, verdicts: &GrowthReport, growth: &Growth, all:
         GroupBy::Structure => &[("by structure", &verdicts.structures), ("by tag", &verdicts.tags)],
         GroupBy::Tag => &[("by tag", &verdicts.tags)],
     };
+    // Without `all`, flat amounts are listed in one line, and names with too few points for a verdict are omitted.
+    let (mut flat, mut unjudged) = (Vec::new(), Vec::new());
     for (kind, names) in kinds {
-        // Without `all`, omits names whose points are too few for a verdict.
-        let judged = names.iter().filter(|named| named.judgement.verdict != Verdict::NotEnoughData).count();
-        let shown = if all { names.len() } else { judged.min(ROWS) };
-        if !names.is_empty() {
+        let is_shown = |named: &&Named| {
+            all || !matches!(named.judgement.verdict, Verdict::Flat | Verdict::NotEnoughData)
+        };
+        let shown: Vec<&Named> = names.iter().filter(is_shown).collect();
+        let most = if all { usize::MAX } else { ROWS };
+        if !shown.is_empty() {
             rows.push((format!(" {kind}"), None));
         }
-        let named = names[..shown].iter().map(|named| (short(&named.name), &named.judgement));
+        let named = shown.iter().take(most).map(|named| (short(&named.name), &named.judgement));
         rows.extend(named.map(|(name, judgement)| (format!("  {name}"), Some(judgement))));
-        if names.len() > shown {
-            let more = thousands((names.len() - shown) as u64);
-            let why = if judged == 0 { ", too few points to judge" } else { "" };
-            rows.push((format!("  ({more} more{why}: --all)"), None));
+        if shown.len() > most {
+            rows.push((format!("  ({} more: --all)", thousands((shown.len() - most) as u64)), None));
+        }
+        let count = |verdict: Verdict| {
+            let names = names.iter().filter(|named| named.judgement.verdict == verdict);
+            Some(names.count() as u64).filter(|count| *count > 0 && !all)
+        };
+        let what = kind.trim_start_matches("by ");
+        flat.extend(count(Verdict::Flat).map(|count| plural(count, what)));
+        unjudged.extend(count(Verdict::NotEnoughData).map(|count| plural(count, what)));
+    }
+    let others = [
+        ("pool slack", &verdicts.pool_slack),
+        ("pinned host memory", &verdicts.pinned),
+        ("Untrackable", &verdicts.gap),
+    ];
+    for (name, judgement) in others.into_iter().filter_map(|(name, of)| Some((name, of.as_ref()?))) {
+        match judgement.verdict {
+            Verdict::Flat if !all => flat.push(name.to_owned()),
+            _ => rows.push(row(name, judgement)),
         }
     }
-    rows.extend(verdicts.pool_slack.as_ref().map(|slack| row("pool slack", slack)));
-    rows.extend(verdicts.pinned.as_ref().map(|pinned| row("pinned host memory", pinned)));
-    rows.extend(verdicts.gap.as_ref().map(|gap| row("Untrackable", gap)));
     let rates = rows.iter().filter_map(|(_, judgement)| (*judgement)?.bytes_per_unit);
     let unit = unit(rates.map(f64::abs).fold(0.0, f64::max));
     let mut table =
@@ -300,4 +317,9 @@ fn of_device(report: &Report<'_>, verdicts: &GrowthReport, growth: &Growth, all:
         ]);
     }
     *out += &table.text();
+    for (what, names) in [("flat", flat), ("too few points to judge", unjudged)] {
+        if !names.is_empty() {
+            *out += &format!("{what}: {} (--all lists them)\n", names.join(", "));
+        }
+    }
 }

@@ -2,25 +2,30 @@
 //! the tbd suite's pytorch_mem_profiler; the JSON has bytes instead of rounded megabytes.
 
 mod columns;
+pub(crate) mod parts;
 
 use super::Report;
-use super::table::Table;
+use super::table::{Table, shorten};
 use crate::encode::{csv_field, csv_number, object};
 use crate::labels::{device_title, label_with_pid};
+use crate::lines::clean_name;
 use gpumem_model::escape::escape;
-use gpumem_model::run::{Iteration, Iterations};
+use gpumem_model::run::{Device, Iteration, Iterations};
 use gpumem_model::units::{Unit, thousands};
 use std::fmt::Write;
 
 /// Maximum number of rows of a table; adjacent rows are merged if there are more.
 const MOST_ROWS: usize = 40;
+/// Maximum width of a heading, in columns of the terminal.
+const HEADING: usize = 24;
 
 pub(crate) type Column = (&'static str, fn(&Iteration) -> i64);
 
-/// Columns of the table. Those for transient memory show the peak in the iteration; those for lasting memory show the last value.
+/// Columns of the page's table. Those for transient memory show the peak in the iteration; those for lasting memory show the last
+/// value.
 pub(crate) static COLUMNS: [Column; 12] = [
     ("peak", |row| row.tracked.peak_bytes),
-    ("cached", |row| row.pool_reserved.last_bytes),
+    ("reserved", |row| row.pool_reserved.last_bytes),
     ("params", |row| row.parameters.last_bytes),
     ("grads", |row| row.gradients.peak_bytes),
     ("optimizer", |row| row.optimizer_state.last_bytes),
@@ -31,6 +36,16 @@ pub(crate) static COLUMNS: [Column; 12] = [
     ("workspace", |row| row.workspace.peak_bytes),
     ("kv cache", |row| row.kv_caches.peak_bytes),
     ("copies", |row| row.parameter_copies.last_bytes),
+];
+
+/// Columns of the text for memory that does not last: the highest value in the iteration.
+pub(crate) static HIGHEST: [Column; 6] = [
+    ("max activations", |row| row.activations.peak_bytes),
+    ("max grads", |row| row.gradients.peak_bytes),
+    ("max grad temps", |row| row.intermediate_gradients.peak_bytes),
+    ("max temps", |row| row.temporaries.peak_bytes),
+    ("max inputs", |row| row.inputs.peak_bytes),
+    ("max workspace", |row| row.workspace.peak_bytes),
 ];
 
 /// Which iterations and columns are shown. The default is all iterations, without columns for individual parameters.
@@ -62,7 +77,7 @@ pub fn text(report: &Report<'_>, choice: IterationFilter) -> String {
         let table = choice.of(&device.details.iterations);
         let title = format!("{}  {}", label_with_pid(run), device_title(device));
         let _ = writeln!(out, "{}{}", if out.is_empty() { "" } else { "\n" }, escape(&title));
-        out += &rows(&table);
+        out += &rows(report, device, &table);
         if choice.columns {
             out += &columns::text(device, &table);
         }
@@ -70,24 +85,43 @@ pub fn text(report: &Report<'_>, choice: IterationFilter) -> String {
     if out.is_empty() { "no GPU memory was observed\n".to_owned() } else { out }
 }
 
-fn rows(table: &Iterations) -> String {
-    let (shown, columns) = folded(table);
+/// Returns the table as text: the peak of each iteration and the parts that add up to it, then figures that are no parts.
+fn rows(report: &Report<'_>, device: &Device, table: &Iterations) -> String {
+    let (shown, _) = folded(table);
     if shown.is_empty() {
         return "no iteration was observed: gpumem.step() or an optimizer's step begins one\n".to_owned();
     }
-    let largest = shown.iter().flat_map(|row| COLUMNS.iter().map(move |(_, of)| of(row))).max();
-    let unit = Unit::for_largest(largest.unwrap_or(0));
-    let mut printed = Table::of_numbers(0, 1 + columns.len());
-    printed.row(["iteration"].into_iter().chain(columns.iter().map(|(name, _)| *name)));
-    for (index, row) in shown.iter().enumerate() {
+    let unit = Unit::for_largest(shown.iter().map(|row| row.tracked.peak_bytes).max().unwrap_or(0));
+    let (heads, parts) = parts::parts(report, device, &shown);
+    let reserved: Column = ("reserved", |row| row.pool_reserved.last_bytes);
+    let others = [reserved].into_iter().chain(HIGHEST);
+    let others: Vec<Column> = others.filter(|(_, of)| shown.iter().any(|row| of(row) != 0)).collect();
+    let mut printed = Table::of_numbers(0, 2 + heads.len() + others.len());
+    let first = heads.first().cloned().unwrap_or_default();
+    let heads = heads.iter().map(|name| shorten(&clean_name(name), HEADING, name.contains('/')));
+    let heads = ["iteration", "peak"].map(str::to_owned).into_iter().chain(heads);
+    printed.row(heads.chain(others.iter().map(|(name, _)| (*name).to_owned())));
+    for (index, (row, parts)) in shown.iter().zip(&parts).enumerate() {
+        let peak = unit.round(row.tracked.peak_bytes);
+        let known: Vec<i64> = parts.iter().flatten().copied().collect();
+        let is_whole = known.len() == parts.len();
+        let mut steps = if is_whole {
+            unit.apportion(peak, &known).into_iter()
+        } else {
+            known.iter().map(|bytes| unit.round(*bytes)).collect::<Vec<_>>().into_iter()
+        };
+        let parts = parts.iter().map(|part| part.and_then(|_| steps.next()));
+        let parts = parts.map(|steps| steps.map_or("-".to_owned(), |steps| unit.print(steps)));
+        let cells = [number(row), unit.print(peak)].into_iter().chain(parts);
         let is_open = table.open.is_some() && index + 1 == shown.len();
         let lost = if row.partial { "(records were lost)" } else { "" };
         let open = if is_open { "(in progress)" } else { "" };
-        let amounts = columns.iter().map(|(_, of)| unit.amount(of(row)));
-        printed.row_with_note([number(row)].into_iter().chain(amounts), &format!("{lost}{open}"));
+        let cells = cells.chain(others.iter().map(|(_, of)| unit.amount(of(row))));
+        printed.row_with_note(cells, &format!("{lost}{open}"));
     }
-    let head = "highest in the iteration, of cached, params, optimizer and copies at its end";
-    format!("{}; {head}\n{}", unit.name, printed.text())
+    let head = format!("{first} to {} add up to peak", parts::IN_STEP);
+    let what = "in step: memory that the step did not keep, or that the allocator caches";
+    format!("{}; {head}; {what}\n{}", unit.name, printed.text())
 }
 
 pub(super) fn number(row: &Iteration) -> String {
@@ -192,7 +226,9 @@ pub fn json(report: &Report<'_>, choice: IterationFilter) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gpumem_model::run::Level;
+    use gpumem_model::growth::Growth;
+    use gpumem_model::run::{Cell, Class, Level, Run};
+    use std::path::Path;
 
     fn iteration(first: u64) -> Iteration {
         let level = |peak: i64, last: i64| Level { peak_bytes: peak << 20, last_bytes: last << 20 };
@@ -200,6 +236,7 @@ mod tests {
             first,
             last: first,
             count: 1,
+            end_ns: 10 * (first + 1),
             tracked: level(700 + first as i64, 600),
             pool_reserved: level(650, 640),
             parameters: level(100, 100),
@@ -209,28 +246,64 @@ mod tests {
         }
     }
 
+    /// Returns a run whose first device has these iterations, and that keeps 50 MiB more without a role after each.
+    fn run(table: Iterations) -> Run {
+        let log = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/small-train.log");
+        let mut run = gpumem_import::read_file(&log, None).expect("a log").remove(0);
+        let leak = Cell { class: Class::Block, tag: Some("model/leak".into()), ..Cell::default() };
+        run.cells.push(leak);
+        let cell = run.cells.len() as u32 - 1;
+        let growth = &mut run.devices[0].details.growth;
+        *growth = Growth::default();
+        let mut leaked = Vec::new();
+        for row in &table.rows {
+            growth.points.push((row.first, row.end_ns));
+            leaked.push((row.first as i64 + 1) * 50 << 20);
+            growth.named.push((130 << 20) + leaked[leaked.len() - 1]);
+            growth.slack.push(0);
+            growth.rest.push(0);
+        }
+        growth.cells.push((cell, leaked));
+        run.devices[0].details.iterations = table;
+        run
+    }
+
+    fn shown(table: Iterations) -> String {
+        let run = run(table);
+        let report = Report::new(&run, crate::rules::Groupings::preset(Some("torch")).clone(), None);
+        text(&report, IterationFilter::default())
+    }
+
     #[test]
-    fn a_row_each_and_neighbours_together_where_there_are_many() {
+    fn columns_show_what_grows_and_add_up_to_the_peak() {
         let mut table = Iterations { rows: (0..3).map(iteration).collect(), open: Some(iteration(3)) };
         table.rows[1].partial = true;
         assert_eq!(
-            rows(&table),
+            shown(table).split_once('\n').expect("a title").1,
             "\
-MiB; highest in the iteration, of cached, params, optimizer and copies at its end
-iteration   peak  cached  params  grads  activations
-        0  700.0   640.0   100.0  100.0        300.0
-        1  701.0   640.0   100.0  100.0        300.0  (records were lost)
-        2  702.0   640.0   100.0  100.0        300.0
-        3  703.0   640.0   100.0  100.0        300.0  (in progress)
+MiB; params to in step add up to peak; in step: memory that the step did not keep, or that the allocator caches
+iteration   peak  params  model/leak  others  in step  reserved  max activations  max grads
+        0  700.0   100.0        50.0    30.0    520.0     640.0            300.0      100.0
+        1  701.0   100.0       100.0    30.0    471.0     640.0            300.0      100.0  (records were lost)
+        2  702.0   100.0       150.0    30.0    422.0     640.0            300.0      100.0
+        3  703.0   100.0       150.0    30.0    423.0     640.0            300.0      100.0  (in progress)
 "
         );
-        table.rows = (0..200).map(iteration).collect();
-        let text = rows(&table);
-        assert!(text.lines().count() <= MOST_ROWS + 2, "{text}");
-        assert!(text.contains("\n      0-5  705.0 "), "{text}");
-        assert!(rows(&Iterations::default()).starts_with("no iteration was observed"));
+        let mut early = iteration(0);
+        early.end_ns = 5;
+        let text = shown(Iterations { rows: vec![iteration(1)], open: Some(early) });
+        assert!(text.contains("\n        0  700.0   100.0       -        -     640.0 "), "{text}");
+    }
+
+    #[test]
+    fn neighbours_are_merged_where_there_are_many() {
+        let table = Iterations { rows: (0..200).map(iteration).collect(), open: None };
+        let text = shown(table);
+        assert!(text.lines().count() <= MOST_ROWS + 3, "{text}");
+        assert!(text.contains("\n      0-4  704.0 "), "{text}");
+        assert!(shown(Iterations::default()).contains("no iteration was observed"));
         // Numbers with epochs, and only every n-th iteration.
-        table = Iterations { rows: (0..6).map(iteration).collect(), open: None };
+        let mut table = Iterations { rows: (0..6).map(iteration).collect(), open: None };
         table.rows[4..]
             .iter_mut()
             .for_each(|row| (row.epoch, row.first, row.last) = (2, row.first - 4, row.last - 4));

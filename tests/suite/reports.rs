@@ -73,6 +73,28 @@ fn first_screen_adds_up_and_has_at_most_25_lines() {
     }
 }
 
+#[test]
+fn first_screen_of_many_devices_has_at_most_25_lines_and_adds_up() {
+    let mut run = small_train();
+    let device = run.devices[0].clone();
+    run.devices = (0..16_u16)
+        .map(|ordinal| {
+            let mut device = device.clone();
+            (device.ordinal, device.name) = (ordinal, format!("GPU-{ordinal:08}"));
+            device
+        })
+        .collect();
+    let text = text(&report(&run, None), Layout { is_short: true, width: Some(100), ..Layout::default() });
+    assert!(text.lines().count() <= 25, "{text}");
+    let used =
+        |line: &str| line.split("  ").find_map(|cell| cell.trim().replace(',', "").parse::<f64>().ok());
+    let rows: Vec<&str> =
+        text.lines().filter(|line| line.starts_with("GPU ") || line.starts_with("8 smaller")).collect();
+    let sum = text.lines().find(|line| line.starts_with("sum")).and_then(used).expect("a sum");
+    assert_eq!(rows.len(), 9, "{text}");
+    assert!((rows.iter().filter_map(|row| used(row)).sum::<f64>() - sum).abs() < 0.01, "{text}");
+}
+
 /// A Chinese letter takes two columns of a terminal: with a tag of the same width in another script each table is the same.
 #[test]
 fn tables_align_with_tags_in_any_script() {

@@ -148,7 +148,11 @@ fn what_the_code_can_print_is_explained() {
     }
     assert_known("states of runs", gpumem_runs::store::STATES);
     assert_known("columns of groups", crate::group::COLUMNS);
-    assert_known("columns of iterations", crate::iterations::COLUMNS.map(|(name, _)| name));
+    use crate::iterations::{COLUMNS, HIGHEST, parts};
+    assert_known("columns of the page's iterations", COLUMNS.map(|(name, _)| name));
+    assert_known("columns of iterations", HIGHEST.map(|(name, _)| name));
+    assert_known("parts of iterations", parts::HELD.map(|(name, _)| name));
+    assert_known("other columns of iterations", [parts::OTHERS, parts::IN_STEP]);
     assert_known("rows that reports make", crate::rules::RESERVED);
     for (name, _) in PRESETS {
         let groupings = Groupings::preset(Some(name));

@@ -84,7 +84,7 @@ function iterations(device) {
   const range = (of) => table.columns.map((_, at) => number(round(of(column(at))), of(column(at))));
   return section("iterations", "Iterations", "Iterations",
     h("div", { class: "scroll tall", tabindex: "0", role: "group", "aria-label": "iterations" }, h("table", {},
-      h("caption", {}, `${unit().name}; highest in the iteration, of cached, params, optimizer and copies at its end`),
+      h("caption", {}, `${unit().name}; highest in the iteration, of reserved, params, optimizer and copies at its end`),
       h("thead", {}, h("tr", {}, h("th", { class: "n", scope: "col" }, "iteration"), table.columns.map((name) => h("th", { class: "n", scope: "col" }, name)), h("th", {}, h("span", { class: "hidden" }, "remark"))),
         h("tr", { "aria-hidden": "true" }, h("td", { class: "n soft" }, "course"), table.columns.map((_, at) => h("td", { class: "n" }, sparkline(column(at), 72, 22)))), 
         h("tr", {}, h("th", { class: "n", scope: "row" }, "least"), range((values) => Math.min(...values))),

@@ -63,7 +63,7 @@ pub fn text(report: &Report<'_>, layout: Layout) -> String {
     let part = |fill: &dyn Fn(&mut Lines)| filled(layout.width, fill);
     let mut head = part(&|out| prose::head(report, times, out));
     if several {
-        head.extend(part(&|out| overview::overview(report, times, out)));
+        head.extend(part(&|out| overview::overview(report, times, true, out)));
     }
     let facts = devices.iter().map(|device| {
         part(&|out| {

@@ -7,11 +7,15 @@ use crate::{Report, apportioned, folded_parts, growth, ranked_parts, sum, sum_of
 use gpumem_model::run::Device;
 use gpumem_model::time::Times;
 use gpumem_model::units::Unit;
+use std::cmp::Reverse;
 
+/// Maximum number of rows for devices on the first screen.
+const MOST_DEVICES: usize = 9;
 /// Maximum number of categories in the line on all devices.
 const NAMED: usize = 9;
 
-pub(super) fn overview(report: &Report<'_>, times: Times, out: &mut Lines) {
+/// Adds the table. With `is_verbose`, also adds the sums of PyTorch's memory, and the growth of each device.
+pub(super) fn overview(report: &Report<'_>, times: Times, is_verbose: bool, out: &mut Lines) {
     let devices = &report.run.devices;
     let line = |device: &Device| Line {
         names: vec![device_title(device)],
@@ -19,12 +23,18 @@ pub(super) fn overview(report: &Report<'_>, times: Times, out: &mut Lines) {
         note: note(device, times),
     };
     out.line("");
-    let lines: Vec<Line> = devices.iter().map(line).collect();
+    let mut lines: Vec<Line> = devices.iter().map(line).collect();
+    if !is_verbose {
+        fold_smallest(&mut lines);
+    }
     for line in group::table(&[""], &lines) {
         out.line(&line);
     }
     out.line("");
     largest(report, &lines, out);
+    if !is_verbose {
+        return;
+    }
     super::bridge::of_all(report, out);
     for device in devices {
         if growth::growth_report(report, device).is_some_and(|verdicts| verdicts.moves())
@@ -33,6 +43,18 @@ pub(super) fn overview(report: &Report<'_>, times: Times, out: &mut Lines) {
             out.prose(&format!("GPU {} {line}", device.ordinal));
         }
     }
+}
+
+/// Sums the devices with the least memory in one row, if there are more than [`MOST_DEVICES`].
+fn fold_smallest(lines: &mut Vec<Line>) {
+    if lines.len() <= MOST_DEVICES {
+        return;
+    }
+    lines.sort_by_key(|line| Reverse(line.amounts.used_bytes.or(line.amounts.tracked_bytes)));
+    let smaller = lines.split_off(MOST_DEVICES - 1);
+    let names = vec![format!("{} smaller", smaller.len())];
+    let amounts = ProcessAmounts::sum(smaller.iter().map(|line| &line.amounts));
+    lines.push(Line { names, amounts, note: String::new() });
 }
 
 /// Returns the note of a device's row: the peak of `tracked`, and flags such as `partial`.

@@ -20,6 +20,8 @@ const NAME: usize = 56;
 const NUMBERS: usize = 24;
 /// Divisor: categories smaller than the total divided by this are summed in one row.
 const SMALLEST_PART: i64 = 1_000;
+/// Maximum number of lines for findings.
+const MOST_FINDINGS: usize = 4;
 /// Number of lines of the screen that follow the notes.
 const LINES_AFTER_NOTES: usize = 2;
 /// Number of lines on the screen that are not rows of the table.
@@ -65,7 +67,7 @@ pub(super) fn lines(
             statement(report, device, shown, (rows, &findings), &mut out);
             device_line(report, device, shown.0, &mut out);
         }
-        _ => super::overview::overview(report, times, &mut out),
+        _ => super::overview::overview(report, times, false, &mut out),
     }
     out.line("");
     out.prose(&format!("data: {}", data(report)));
@@ -80,7 +82,12 @@ fn conclusions(report: &Report<'_>, times: Times, out: &mut Lines) -> Vec<Findin
     let found = Findings::of(report);
     let outcome = findings::text::outcome(report, &found);
     out.prose(&outcome.unwrap_or_else(|| state(report.run, times)));
-    findings::text::list(report, &found).iter().for_each(|line| out.prose(line));
+    let lines = findings::text::list(report, &found);
+    let shown = if lines.len() > MOST_FINDINGS { MOST_FINDINGS - 1 } else { lines.len() };
+    lines.iter().take(shown).for_each(|line| out.prose(line));
+    if lines.len() > shown {
+        out.prose(&format!("{} with --verbose", plural((lines.len() - shown) as u64, "more finding")));
+    }
     found.findings
 }
 

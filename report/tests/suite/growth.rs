@@ -161,6 +161,8 @@ fn a_leak_is_told_per_step_with_its_name_and_nothing_else() {
     assert_eq!(told.gap.map(|gap| gap.verdict), Some(Verdict::Flat));
     let text = table(&report(&run), false);
     assert!(text.contains("\n  model/cache "), "{text}");
+    assert!(text.contains("\nflat: pool slack, Untrackable (--all lists them)\n"), "{text}");
+    assert!(table(&report(&run), true).contains("\nUntrackable "), "{text}");
     assert!(text.lines().all(|line| line.chars().count() < 100), "{text}");
 }
 
@@ -345,7 +347,11 @@ fn what_has_hardly_begun_says_nothing() {
     let run = said.run();
     assert_eq!(line(&report(&run), &run.devices[0]), None);
     let few = table(&report(&run), false);
-    assert!(few.contains("more, too few points to judge: --all)") && !few.contains("model/cache"), "{few}");
+    assert!(
+        few.contains("\ntoo few points to judge: 2 tags (--all lists them)\n")
+            && !few.contains("model/cache"),
+        "{few}"
+    );
     let all = table(&report(&run), true);
     assert!(all.contains("not enough data") && all.contains("model/cache"), "{all}");
 }

@@ -133,15 +133,8 @@ impl Member {
 
     /// Returns the sum of each amount over those members that know it. Peaks have no sum, because they are of different times.
     pub(crate) fn summed(members: &[&Member]) -> ProcessAmounts {
-        let all = |of: fn(&Member) -> Option<i64>| total(members.iter().filter_map(|member| of(member)));
-        ProcessAmounts {
-            used_bytes: all(|member| member.used_bytes),
-            predates_bytes: all(|member| member.predates_bytes),
-            tracked_bytes: all(|member| member.tracked_bytes),
-            idle_bytes: all(|member| member.idle_bytes),
-            gap_bytes: all(|member| member.untrackable_bytes),
-            peak_bytes: None,
-        }
+        let amounts: Vec<ProcessAmounts> = members.iter().map(|member| member.amounts()).collect();
+        ProcessAmounts::sum(amounts.iter())
     }
 
     /// Returns what identifies the process across all nodes: node, pid and start time.
