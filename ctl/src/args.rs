@@ -72,6 +72,9 @@ pub(crate) enum Command {
     /// Write manual pages and shell completions to a folder
     #[command(hide = true)]
     Generate(Generate),
+    /// Print the words that can complete a command line
+    #[command(hide = true)]
+    Candidates(Candidates),
 }
 
 #[derive(Debug, Args)]
@@ -222,6 +225,13 @@ pub(crate) struct Detach {
     pub log: PathBuf,
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     pub command: Vec<OsString>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Candidates {
+    /// The typed words after `gpumemctl`; the last one is to be completed
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    pub words: Vec<OsString>,
 }
 
 #[derive(Debug, Args)]

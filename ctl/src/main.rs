@@ -49,6 +49,7 @@ fn run(cli: args::Cli) -> anyhow::Result<u8> {
         args::Command::Run(run) => return command::run::run(&run),
         args::Command::Doctor(doctor) => return command::doctor::run(&doctor),
         args::Command::Detach(detach) => command::run::detach(&detach),
+        args::Command::Candidates(candidates) => command::candidates::run(&candidates),
         args::Command::Generate(generate) => command::generate::run(&generate),
         args::Command::Ps(ps) => command::ps::run(&ps),
         args::Command::Job(job) => command::job::run(&job),

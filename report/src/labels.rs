@@ -101,7 +101,8 @@ pub(crate) fn end_ns(run: &Run) -> u64 {
 /// Returns the time from the first to the last moment of the run in ns; `None` if it is unknown.
 pub fn length_ns(run: &Run) -> Option<u64> {
     let from = run.devices.iter().filter_map(|device| Some(device.series.buckets.first()?.time_ns)).min()?;
-    (run.clock != Clock::Lines).then(|| end_ns(run).saturating_sub(from))
+    let length_ns = end_ns(run).saturating_sub(from);
+    (run.clock != Clock::Lines && length_ns > 0).then_some(length_ns)
 }
 
 /// Returns the name of a device with its product name.

@@ -15,7 +15,7 @@ use gpumem_runs::store::Store;
 pub(crate) fn run(args: &Args) -> Result<()> {
     let Some(word) = &args.word else { return print(&list(width())) };
     let found = match args.run.clone() {
-        None => largest(args),
+        None => largest(&args.source),
         run => {
             let report = args::Report { run, source: args.source.clone(), ..args::Report::default() };
             let (run, id, _) = report::single(&report)?;
@@ -40,17 +40,16 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 }
 
 /// Returns the run of the live process with most memory, else the latest stored run, with its id; `None` if there is neither.
-fn largest(args: &Args) -> Option<(Run, Option<String>)> {
-    let live = Daemon::find(args.source.socket.as_deref())
-        .ok()
-        .and_then(|daemon| daemon.runs(RunSelector::Live).ok());
+pub(super) fn largest(source: &args::DataSource) -> Option<(Run, Option<String>)> {
+    let live =
+        Daemon::find(source.socket.as_deref()).ok().and_then(|daemon| daemon.runs(RunSelector::Live).ok());
     let used = |reply: &RunReply| {
         let moments = reply.run.devices.iter().map(|device| &device.last);
         moments.filter_map(|moment| moment.used_bytes().or(moment.tracked_bytes)).max()
     };
     let most = live.into_iter().flatten().filter(|reply| !reply.run.devices.is_empty()).max_by_key(used);
     most.map(|reply| (reply.run, reply.id)).or_else(|| {
-        let store = Store::open_read_only(args.source.store.readable().ok()?).ok()?;
+        let store = Store::open_read_only(source.store.readable().ok()?).ok()?;
         let id = store.latest().ok()??;
         Some((store.load(id).ok()?, Some(id.to_string())))
     })

@@ -10,10 +10,10 @@
 
 use crate::args::{Generate, examples};
 use anyhow::{Context, Result};
-use clap::Command;
+use clap::{Arg, ArgAction, Command};
 use clap_complete::Shell;
 use clap_mangen::Man;
-use clap_mangen::roff::{Roff, bold, roman};
+use clap_mangen::roff::{Roff, bold, italic, roman};
 use std::fs;
 use std::path::Path;
 
@@ -41,6 +41,61 @@ const FILES: &[(&str, &str)] = &[
     ("/var/lib/gpumemd/runs.sqlite", "The run store of the system's daemon."),
 ];
 
+/// Additions to each shell's script: words of the running system, from `gpumemctl candidates`. The shell never evaluates them.
+const BASH: &str = r#"
+_gpumemctl_live() {
+    _gpumemctl "$@"
+    local cur="${COMP_WORDS[COMP_CWORD]}" line quoted
+    local -a live=() kept=()
+    while IFS= read -r line; do
+        printf -v quoted %q "${line%%$'\t'*}"
+        live+=("$quoted")
+    done < <(gpumemctl candidates -- "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null)
+    # Names of arguments such as [PID] cannot be typed.
+    for line in "${COMPREPLY[@]}"; do
+        case "$line" in "["* | "<"*) ;; *) kept+=("$line") ;; esac
+    done
+    case "$cur" in -*) ;; *) [ ${#live[@]} -eq 0 ] || kept=("${live[@]}") ;; esac
+    COMPREPLY=("${kept[@]}")
+}
+complete -F _gpumemctl_live -o bashdefault -o default gpumemctl
+"#;
+const ZSH: &str = r#"
+_gpumemctl_live() {
+    local line
+    local -a values shown
+    for line in "${(@f)$(gpumemctl candidates -- "${words[@]:0:$CURRENT}" 2>/dev/null)}"; do
+        [[ -n $line ]] || continue
+        values+=("${line%%$'\t'*}")
+        shown+=("${line/$'\t'/  -- }")
+    done
+    (( $#values )) && compadd -l -d shown -a values || _default
+}
+"#;
+const FISH: &str = r#"
+function __gpumemctl_live
+    gpumemctl candidates -- (commandline -opc)[2..-1] (commandline -ct) 2>/dev/null
+end
+complete -c gpumemctl -a "(__gpumemctl_live)"
+"#;
+
+/// Adds the words of the running system to a script that the argument parser made.
+fn with_candidates(shell: Shell, script: &str) -> String {
+    match shell {
+        Shell::Zsh => {
+            // The function is defined before the script's last lines, which call its main function.
+            let script = script.replace(":_default' \\\n", ":_gpumemctl_live' \\\n");
+            match script.split_once("\nif [ \"$funcstack") {
+                Some((functions, end)) => format!("{functions}\n{ZSH}\nif [ \"$funcstack{end}"),
+                None => script,
+            }
+        }
+        Shell::Bash => script.to_owned() + BASH,
+        Shell::Fish => script.to_owned() + FISH,
+        _ => script.to_owned(),
+    }
+}
+
 /// Writes all files, and replaces existing ones.
 pub(crate) fn run(args: &Generate) -> Result<()> {
     let mut cli = crate::args::command();
@@ -54,7 +109,8 @@ pub(crate) fn run(args: &Generate) -> Result<()> {
     for (shell, folder, file) in COMPLETIONS {
         let mut script = Vec::new();
         clap_complete::generate(*shell, &mut visible, NAME, &mut script);
-        write(&args.dir.join(folder), file, &script)?;
+        let script = with_candidates(*shell, &String::from_utf8_lossy(&script));
+        write(&args.dir.join(folder), file, script.as_bytes())?;
     }
     cli.build();
     pages(&cli, None, &args.dir.join("man/man1"))
@@ -73,7 +129,11 @@ fn pages(command: &Command, parent: Option<&str>, folder: &Path) -> Result<()> {
     let mut page = Vec::new();
     man.render_title(&mut page)?;
     man.render_name_section(&mut page)?;
-    man.render_synopsis_section(&mut page)?;
+    if commands().next().is_some() {
+        man.render_synopsis_section(&mut page)?;
+    } else {
+        synopsis(command, &name.replace('-', " ")).to_writer(&mut page)?;
+    }
     man.render_description_section(&mut page)?;
     man.render_options_section(&mut page)?;
     if commands().next().is_some() {
@@ -98,6 +158,39 @@ fn pages(command: &Command, parent: Option<&str>, folder: &Path) -> Result<()> {
     rest.to_writer(&mut page)?;
     write(folder, &format!("{name}.1"), &page)?;
     commands().try_for_each(|command| pages(command, Some(&name), folder))
+}
+
+/// Returns the section with every option and its value. `name` is the command as a user types it.
+fn synopsis(command: &Command, name: &str) -> Roff {
+    let mut words = vec![bold(name)];
+    let is_shown = |arg: &&Arg| !arg.is_hide_set() && arg.get_id() != "help";
+    for arg in command.get_arguments().filter(is_shown) {
+        let takes_value = matches!(arg.get_action(), ArgAction::Set | ArgAction::Append);
+        let value = arg.get_value_names().and_then(|names| names.first()).filter(|_| takes_value);
+        let repeats = matches!(arg.get_action(), ArgAction::Append);
+        let dots = if repeats { "..." } else { "" };
+        let is_required = arg.is_required_set();
+        words.push(roman(if is_required { " " } else { " [" }));
+        let short = arg.get_short().map(|short| format!("-{short}"));
+        let long = arg.get_long().map(|long| format!("--{long}"));
+        let names: Vec<String> = short.into_iter().chain(long).collect();
+        if !names.is_empty() {
+            words.push(bold(names.join("|")));
+        } else if arg.is_trailing_var_arg_set() {
+            words.push(roman("-- "));
+        }
+        if let Some(value) = value {
+            let is_optional = arg.get_num_args().is_some_and(|range| range.min_values() == 0);
+            let (before, after) = if is_optional && !names.is_empty() { ("[", "]") } else { ("", "") };
+            let blank = if names.is_empty() { "" } else { " " };
+            words.extend([roman(format!("{blank}{before}")), italic(value.as_str()), roman(after)]);
+        }
+        words.push(roman(format!("{dots}{}", if is_required { "" } else { "]" })));
+    }
+    let mut section = Roff::new();
+    section.control("SH", ["SYNOPSIS"]);
+    section.text(words);
+    section
 }
 
 fn list_section(roff: &mut Roff, heading: &str, rows: &[(&str, &str)]) {

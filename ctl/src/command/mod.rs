@@ -1,5 +1,6 @@
 //! One file or folder for each command.
 
+pub(crate) mod candidates;
 pub(crate) mod diff;
 pub(crate) mod doctor;
 pub(crate) mod explain;

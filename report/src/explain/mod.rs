@@ -57,6 +57,11 @@ fn words() -> impl Iterator<Item = &'static Word> {
     subjects().iter().flat_map(|subject| &subject.word)
 }
 
+/// Returns the first spelling of each word that can be explained.
+pub fn titles() -> impl Iterator<Item = &'static str> {
+    words().filter_map(|entry| entry.names.first()).map(String::as_str)
+}
+
 /// Returns the form of a word for comparisons: lower case, without suffixes for units, parts separated by one space.
 fn plain(whole: &str) -> String {
     let mut word = whole.trim().trim_end_matches([':', '*']).trim_start_matches('~').to_lowercase();
