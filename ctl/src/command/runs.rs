@@ -44,7 +44,7 @@ fn filter(args: &Runs) -> Result<Filter> {
 }
 
 /// Columns of the table, except the last one: heading and alignment.
-const COLUMNS: [(&str, Align); 10] = [
+pub(super) const COLUMNS: [(&str, Align); 10] = [
     ("RUN", Align::Left),
     ("STORED", Align::Left),
     ("PID", Align::Right),

@@ -10,6 +10,7 @@ use super::Report;
 use crate::category::Rules;
 use crate::lines::Lines;
 use crate::rules::{Groupings, PRESETS};
+use gpumem_model::checks::Check;
 use gpumem_model::escape::escape;
 use here::ExplainedRun;
 use serde::Deserialize;
@@ -83,7 +84,7 @@ fn find(word: &str) -> Option<&'static Word> {
 
 /// Returns whether a word can be explained without a run.
 pub fn is_known(word: &str) -> bool {
-    find(word).is_some() || preset_category(word).is_some()
+    find(word).is_some() || preset_category(word).is_some() || check(word).is_some()
 }
 
 /// Explains a word. `report` is the run whose numbers are shown, if any. For an unknown word, returns `Err` with the most similar
@@ -103,13 +104,16 @@ pub fn explain(word: &str, report: Option<&Report<'_>>, width: Option<usize>) ->
         if !entry.todo.is_empty() {
             out.inset(&format!("do: {}", entry.todo));
         }
-    } else if let Some(lines) = category(word, report, here.as_ref()).or_else(|| tag(word, here.as_ref())) {
+    } else if let Some(lines) =
+        category(word, report, here.as_ref()).or_else(|| tag(word, here.as_ref())).or_else(|| check(word))
+    {
         let mut lines = lines.iter();
         lines.by_ref().take(1).for_each(|line| out.prose(line));
         lines.for_each(|line| out.inset(line));
     } else {
         let known = words().flat_map(|entry| entry.names.iter().cloned());
-        let known: Vec<String> = known.chain(categories(report)).collect();
+        let checks = Check::ALL.iter().map(|check| check.id().to_owned());
+        let known: Vec<String> = known.chain(categories(report)).chain(checks).collect();
         return Err(nearest(word, &known));
     }
     Ok(out.lines.join("\n") + "\n")
@@ -189,6 +193,14 @@ fn tag(word: &str, here: Option<&ExplainedRun<'_>>) -> Option<Vec<String>> {
         format!("here: {numbers}  ({})", here.title()),
         "do: gpumemctl report --tags lists all of them, --growth says which grow".to_owned(),
     ])
+}
+
+/// Explains a check of `gpumemctl doctor` by its id.
+fn check(word: &str) -> Option<Vec<String>> {
+    let check = Check::ALL.iter().find(|check| check.id() == word)?;
+    let about = format!("A check of gpumemctl doctor: it examines {}.", check.about());
+    let advice = "do: gpumemctl doctor shows its result; docs/troubleshooting.md has the remedies".to_owned();
+    Some(vec![word.to_owned(), about, advice])
 }
 
 /// Maximum number of suggestions for an unknown word.

@@ -76,9 +76,7 @@ fn report_of(wheel: &torch::Wheel, program: &str) -> Value {
     let text = daemon.ctl(&machine, &["report", &pid]).output().expect("gpumemctl report");
     let text = String::from_utf8_lossy(&text.stdout);
     println!("{program}:\n{text}");
-    let is_empty_row = |line: &&str| line.contains("  0.0 ") || line.ends_with(" 0.0");
     assert!(text.lines().count() <= 25, "{program}: {text}");
-    assert!(!text.lines().any(|line| is_empty_row(&line)), "{program}: {text}");
     assert!(!text.contains("allocations of") && !text.contains("made in forward"), "{program}: {text}");
     drop(holder);
     serde_json::from_slice(&output.stdout).unwrap_or_else(|error| {
