@@ -54,7 +54,9 @@ pub(crate) fn print(text: &str) -> anyhow::Result<()> {
 pub(crate) fn deliver(bytes: &[u8], output: &Output) -> Result<()> {
     let is_text = std::str::from_utf8(bytes).is_ok() && !bytes.starts_with(b"%PDF");
     if output.path().is_none() && !is_text && io::stdout().is_terminal() {
-        bail!("this cannot be shown on a terminal: give a file (-o FILE), or redirect it");
+        bail!(
+            "this output is binary and cannot be shown on a terminal: give a file (-o FILE), or redirect it"
+        );
     }
     deliver_stream(&|out| out.write_all(bytes), output)
 }

@@ -30,11 +30,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     match explain(word, report.as_ref(), width()) {
         Ok(text) => print(&text),
         Err(nearest) => {
-            let mut text = format!("{} is not an explained word:", escape(word));
+            let mut text = format!("{}: no report has this word.", escape(word));
             if !nearest.is_empty() {
-                text += &format!(" did you mean {}?", escape(&nearest.join(", ")));
+                text += &format!(" Did you mean {}?", escape(&nearest.join(", ")));
             }
-            Err(Kind::NotFound.error(text + " gpumemctl explain prints all"))
+            Err(Kind::NotFound.error(text + " gpumemctl explain lists all words"))
         }
     }
 }

@@ -205,6 +205,12 @@ fn wrong_words_are_answered() {
     for (args, code, words) in [
         (&["report", "r99"][..], 3, "run store"),
         (&["report", "r0"][..], 3, "runs are named r1"),
+        (
+            &["explain", "Untrakable"][..],
+            3,
+            "no report has this word. Did you mean Untrackable? gpumemctl explain lists",
+        ),
+        (&["explain", "xyzzy"][..], 3, "no report has this word. gpumemctl explain lists all words"),
         (&["report", "train"][..], 3, "train: no such file, and neither a pid nor a run"),
         (&["report", "r99999999999999999999"][..], 3, "runs are named r1"),
         (&["report"][..], 3, "run store"),
@@ -232,7 +238,10 @@ fn wrong_words_are_answered() {
     stdout(&folder.run(&["import", "tbd-log", &log]));
     let (exit, message) = failure(&folder.run(&["report", "r99"]));
     assert_eq!(exit, 3);
-    assert!(message.contains("r99"), "{message}");
+    assert!(
+        message.contains("there is no run r99: ") && message.contains("gpumemctl runs lists"),
+        "{message}"
+    );
 }
 
 #[test]

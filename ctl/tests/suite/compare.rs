@@ -105,8 +105,8 @@ fn what_cannot_be_compared_is_answered() {
         (&["diff", "r1"][..], 2, "required arguments"),
         (&["diff", "r1", "r2"][..], 3, "run store"),
         (&["diff", "x.log", "y.log"][..], 3, "x.log"),
-        (&["explain", "untrackabel"][..], 3, "did you mean Untrackable?"),
-        (&["explain", "xyzzy"][..], 3, "gpumemctl explain prints all"),
+        (&["explain", "untrackabel"][..], 3, "Did you mean Untrackable?"),
+        (&["explain", "xyzzy"][..], 3, "gpumemctl explain lists all words"),
         (&["export", "r1"][..], 3, "run store"),
         (&["runs", "--since", "soon"][..], 3, "run store"),
     ] {

@@ -103,7 +103,7 @@ fn what_is_no_time_of_the_run_says_what_is() {
     let file = recording(&folder);
     for (args, exit, expected) in [
         (&["--at", "11:00Z"][..], 3, "the run has data from 2026-11-20 10:30:"),
-        (&["--since", "2026-11-21"], 3, "is not in it: the run has data from"),
+        (&["--since", "2026-11-21"], 3, "is outside of the run: the run has data from"),
         (&["--between", "20s,40s"], 3, "is after"),
         (&["--at", "warm"], 3, "its marks: warm up over"),
         (&["--at", "1200"], 3, "has no unit"),

@@ -16,7 +16,7 @@ pub struct RunId(pub i64);
 
 /// The text is not a run id.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is not a run: runs are named r1, r2, ...")]
+#[error("{0:?} is not a run: runs are named r1, r2, ...; gpumemctl runs lists them")]
 pub struct ParseRunIdError(String);
 
 impl fmt::Display for RunId {
@@ -66,10 +66,12 @@ pub enum StoreError {
     )]
     UnmergedLog { path: PathBuf },
     /// There is no run with this id.
-    #[error("{path}: there is no run {id}")]
+    #[error(
+        "{path}: there is no run {id}: it was never stored here, or was deleted for room; gpumemctl runs lists the runs"
+    )]
     UnknownRun { path: PathBuf, id: RunId },
     /// [`Store::begin`](super::Store::begin) was called with a uid that is already stored.
-    #[error("{path}: a run with uid {uid:?} is stored already, as {id}")]
+    #[error("{path}: a run with uid {uid:?} is stored already, as {id}: gpumemctl report {id} shows it")]
     KnownUid { path: PathBuf, uid: String, id: RunId },
     /// The run contradicts itself and was not stored.
     #[error("{path}: this run cannot be stored: {what}")]
@@ -78,10 +80,12 @@ pub enum StoreError {
     #[error("{path}: the store is damaged: {what}; move it away, and a new one is created")]
     Damaged { path: PathBuf, what: String },
     /// The file system reported an I/O error. It may be temporary, or the file is unreadable.
-    #[error("{path}: the file system failed: {source}")]
+    #[error("{path}: the file system failed: {source}; check the disk and the permissions of the folder")]
     Unreadable { path: PathBuf, source: rusqlite::Error },
     /// The disk is full or the size limit is reached. The store works again once there is space, without being reopened.
-    #[error("{path}: no room for the run: the disk is full or the store's size limit is reached")]
+    #[error(
+        "{path}: no room for the run: the disk is full or the store's size limit (runs.max_size_mib of the daemon) is reached"
+    )]
     DiskFull { path: PathBuf },
     /// The file system returned an error.
     #[error("{path}: {source}")]

@@ -109,7 +109,7 @@ fn trace_of_one(args: &Args) -> Result<()> {
 
 /// Returns the error for a format that shows a single process.
 fn needs_one(runs: &[Run]) -> anyhow::Error {
-    anyhow!("this output needs one process, and there are {}: give the pid of one", runs.len())
+    anyhow!("this form shows one process, and {} were found: name one by its pid", runs.len())
 }
 
 fn one(args: &Args) -> Result<String> {
@@ -240,7 +240,9 @@ fn alone(args: &Args) -> Vec<Args> {
 /// Returns all reports in order: texts one after another, JSON documents as an array.
 fn each(args: &Args) -> Result<String> {
     if args.csv || args.html || args.traced.is_asked() {
-        bail!("this output needs one run: name one, or use text, --json or a picture");
+        bail!(
+            "--csv, --html and traces show one run, and several are named: name one, or use the text, --json or a picture"
+        );
     }
     let output: Vec<String> = alone(args).iter().map(one).collect::<Result<_>>()?;
     Ok(if args.json { array(&output) } else { output.join("\n") })

@@ -26,14 +26,15 @@ pub(crate) fn window(found: Found, args: &Args) -> Result<Found> {
     let mut one = match what {
         What::One(one) => one,
         What::Group(title, _) => {
-            bail!("{flag} needs one process, and there are {title}: name one by its pid")
+            bail!("{flag} shows one process, and {title} were found: name one by its pid")
         }
     };
     let alone = one.run.clone();
     let parts = if one.file.is_none() { join_parts(&mut one, args)? } else { Vec::new() };
     let run = &one.run;
     let Some((first_ns, last_ns)) = window::span(run) else {
-        return Err(Kind::NotFound.error("the run has no data with a time"));
+        return Err(Kind::NotFound
+            .error(format!("{flag}: the run has no moment with a time; use the report without {flag}")));
     };
     let end_ns =
         if run.state == State::Open { now_on(run.clock).unwrap_or(last_ns).max(last_ns) } else { last_ns };
@@ -48,10 +49,14 @@ pub(crate) fn window(found: Found, args: &Args) -> Result<Found> {
     if to_ns < first_ns || from_ns > end_ns {
         let span = format!("the run has data from {} to {}", shown(first_ns), shown(end_ns));
         let what = if to_ns < first_ns { shown(to_ns) } else { shown(from_ns) };
-        return Err(Kind::NotFound.error(format!("{flag}: {what} is not in it: {span}")));
+        return Err(Kind::NotFound.error(format!("{flag}: {what} is outside of the run: {span}")));
     }
     if from_ns > to_ns {
-        return Err(Kind::NotFound.error(format!("{flag}: {} is after {}", shown(from_ns), shown(to_ns))));
+        return Err(Kind::NotFound.error(format!(
+            "{flag}: {} is after {}; give the earlier time first",
+            shown(from_ns),
+            shown(to_ns)
+        )));
     }
     let mut window = Window { part, from_ns: from_ns.max(first_ns), to_ns: to_ns.min(end_ns), exact: false };
     // The file has every event, and the run only some points in time. So the file is read again for exact amounts.

@@ -50,7 +50,8 @@ fn not_found(program: &str) -> anyhow::Error {
 
 /// Starts the command with the variables, forwards signals to it, and waits for its end.
 pub(crate) fn run(command: &[OsString], variables: &[(&'static str, OsString)]) -> Result<End> {
-    let own = |error: io::Error| Kind::RunFailed.error(format!("signals: {error}"));
+    let own =
+        |error: io::Error| Kind::RunFailed.error(format!("cannot set the handling of signals: {error}"));
     let ignored = ignored();
     let forwarded = FORWARDED.into_iter().filter(|signal| ignored & (1 << (signal - 1)) == 0);
     let mut signals =
