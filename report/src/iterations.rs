@@ -258,7 +258,7 @@ mod tests {
         let mut leaked = Vec::new();
         for row in &table.rows {
             growth.points.push((row.first, row.end_ns));
-            leaked.push((row.first as i64 + 1) * 50 << 20);
+            leaked.push(((row.first as i64 + 1) * 50) << 20);
             growth.named.push((130 << 20) + leaked[leaked.len() - 1]);
             growth.slack.push(0);
             growth.rest.push(0);
