@@ -223,8 +223,8 @@ fn growth(cells: usize) -> impl Strategy<Value = Growth> {
     let timed = || vec(any::<(u64, i64)>(), 0..4);
     let of_cells = vec((0..cells.max(1) as u32, points()), 0..3);
     let at = (any::<bool>(), any::<u64>(), vec(any::<(u64, u64)>(), 0..4), any::<(u64, u64)>());
-    (at, points(), points(), of_cells, points(), timed(), timed()).prop_map(
-        |((by_step, stride, points, latest), named, slack, cells, rest, gap, used)| Growth {
+    (at, (points(), points()), points(), of_cells, points(), timed(), timed()).prop_map(
+        |((by_step, stride, points, latest), (named, pinned), slack, cells, rest, gap, used)| Growth {
             axis: if by_step { Axis::Step } else { Axis::Period },
             period_ns: (!by_step).then_some(stride),
             stride,
@@ -232,6 +232,7 @@ fn growth(cells: usize) -> impl Strategy<Value = Growth> {
             latest,
             named,
             slack,
+            pinned,
             cells,
             rest,
             gap,
