@@ -286,7 +286,7 @@ fn labels_do_not_overlap() {
     let reported = drawing
         .items
         .iter()
-        .any(|item| matches!(item, Item::Text(text) if text.text.contains("differ from it by 2 bytes")));
+        .any(|item| matches!(item, Item::Text(text) if text.text.contains("differ by 2 bytes")));
     assert!(reported, "a bar that does not add up is reported");
 }
 

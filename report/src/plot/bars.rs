@@ -100,7 +100,7 @@ fn bar_with_list(bar: &Bar, ranks: &[String], axis: &Axis, plot: Rect, out: &mut
         sum if sum == bar.total_bytes => format!("{total} ({} bytes)", thousands(bar.total_bytes)),
         // The parts of a bar should always add up to its total. If they do not, the picture states the difference.
         sum => format!(
-            "{total}; its parts differ from it by {} bytes",
+            "{total}; its parts differ by {} bytes",
             thousands(sum.saturating_sub(bar.total_bytes))
         ),
     };
