@@ -8,7 +8,16 @@ use gpumem_model::run::{Amounts, Clock};
 use gpumem_wire::ClockKind;
 use std::sync::Arc;
 
+<<<<<<< ours
 /// The state of the whole ledger at one time, for views.
+||||||| base
+/// The ledger at one moment.
+=======
+/// Maximum number of processes whose views debug builds compare with new ones. With many processes tests would take too long.
+const MAX_CHECKED: usize = 100;
+
+/// The ledger at one moment.
+>>>>>>> theirs
 #[derive(Debug, Clone, PartialEq)]
 #[allow(missing_docs)]
 pub struct Snapshot {
@@ -43,6 +52,10 @@ impl Ledger {
     /// Returns the present state. Copies the cells of processes that have changed since the last snapshot, but not the rows of
     /// allocations and blocks.
     pub fn snapshot(&self) -> Snapshot {
+        debug_assert!(
+            self.processes.len() > MAX_CHECKED || self.processes.iter().all(Process::has_true_view),
+            "each change of a process removes or updates its view"
+        );
         let mut processes: Vec<_> = self.processes.iter().map(Process::shared_view).collect();
         processes.sort_by_key(|process| process.key);
         Snapshot {
