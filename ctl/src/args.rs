@@ -49,7 +49,7 @@ pub(crate) enum Command {
     Explain(Explain),
     /// Compare two runs; usable as a CI gate
     Diff(Diff),
-    /// Replay a PyTorch memory snapshot under other allocator settings
+    /// Replay a recording or a PyTorch memory snapshot under other allocator settings
     #[command(name = "whatif")]
     WhatIf(WhatIf),
     /// Check the installation and a process, and suggest fixes

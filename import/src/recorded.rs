@@ -27,30 +27,9 @@ pub use gpumem_runs::recording::looks_like;
 /// Those of [`recording::read`]. [`Error::Unsuitable`] if there are no such requests, or if records are missing between them.
 pub fn requests(input: Input, pid: Option<u32>, device: Option<u8>) -> Result<Requests, Error> {
     let path = input.path.clone();
-    let unsuitable = |what: String| Error::Unsuitable { path: path.clone(), what };
     let mut programs = Programs::default();
     recording::read(input, &mut programs)?;
-    let is_wanted = |key: &ProcessKey| pid.is_none_or(|pid| key.pid == pid);
-    let found = programs.of.into_iter().filter(|(key, _)| is_wanted(key));
-    let histories = found.filter_map(|(key, mut program)| {
-        let is_wanted = |history: &History| device.is_none_or(|device| history.device == device);
-        let pools = std::mem::take(&mut program.pools).into_values().filter(is_wanted);
-        let history = pools.max_by_key(|history| history.requests)?;
-        Some((key, program, history))
-    });
-    let Some((key, program, history)) = histories.max_by_key(|(.., history)| history.requests) else {
-        let what = "has no blocks of PyTorch's allocator for this process and GPU: was the program started with gpumemctl run?";
-        return Err(unsuitable(what.into()));
-    };
-    if program.missing > 0 {
-        let records = plural(program.missing, "record");
-        let what = format!(
-            "lacks {records} of process {}, so what the program requested is unknown (lost, or withheld while it was muted)",
-            key.pid
-        );
-        return Err(unsuitable(what));
-    }
-    Ok(history.requests(program))
+    programs.requests(pid, device).map_err(|what| Error::Unsuitable { path, what })
 }
 
 /// A block in use.
@@ -353,6 +332,31 @@ struct Programs {
     of: BTreeMap<ProcessKey, Program>,
 }
 
+impl Programs {
+    /// Returns the requests of one process on one device, or the reason why there are none.
+    fn requests(self, pid: Option<u32>, device: Option<u8>) -> Result<Requests, String> {
+        let is_wanted = |key: &ProcessKey| pid.is_none_or(|pid| key.pid == pid);
+        let found = self.of.into_iter().filter(|(key, _)| is_wanted(key));
+        let histories = found.filter_map(|(key, mut program)| {
+            let is_wanted = |history: &History| device.is_none_or(|device| history.device == device);
+            let pools = std::mem::take(&mut program.pools).into_values().filter(is_wanted);
+            let history = pools.max_by_key(|history| history.requests)?;
+            Some((key, program, history))
+        });
+        let Some((key, program, history)) = histories.max_by_key(|(.., history)| history.requests) else {
+            return Err("has no blocks of PyTorch's allocator for this process and GPU".into());
+        };
+        if program.missing > 0 {
+            let records = plural(program.missing, "record");
+            return Err(format!(
+                "lacks {records} of process {}, so what the program requested is unknown (lost, or withheld while it was muted)",
+                key.pid
+            ));
+        }
+        Ok(history.requests(program))
+    }
+}
+
 impl Sink for Programs {
     fn observe(&mut self, origin: Origin, record: &Record<'_>) {
         if let Origin::Process(key) = origin {
@@ -363,4 +367,141 @@ impl Sink for Programs {
     fn caveat(&mut self, _code: &str, _text: String) {}
 
     fn reject(&mut self, _count: u64) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gpumem_replay::Event;
+    use gpumem_wire::{Phase, Reading, Role};
+
+    const MIB: u64 = 1 << 20;
+    const BASE: u64 = 1 << 40;
+    const KEY: ProcessKey = ProcessKey { pid: 7, start_ticks: 1 };
+
+    /// Records of one process, with PyTorch's pool.
+    #[derive(Default)]
+    struct Recording {
+        programs: Programs,
+        seq: u64,
+    }
+
+    impl Recording {
+        fn new() -> Self {
+            let mut recording = Recording::default();
+            let claims = "cuda_alloc_conf=max_split_size_mb:64\n";
+            let versions = 1 << 16;
+            let hello = Body::Hello { start_ticks: 1, versions, capabilities: 0, instance: 1, claims };
+            recording.write(Stamp::default(), hello);
+            recording.write(Stamp { tag: 1, ..Stamp::default() }, Body::Tag { path: POOL_NAME });
+            let pool =
+                Body::PoolCreate { pool: 3, parent: 0, reports_blocks: 1, owner: PoolOwner::Framework };
+            recording.say(Stamp { tag: 1, ..Stamp::default() }, pool);
+            recording
+        }
+
+        fn write(&mut self, stamp: Stamp, body: Body<'_>) {
+            self.programs.observe(Origin::Process(KEY), &Record { stamp, body });
+        }
+
+        fn say(&mut self, stamp: Stamp, body: Body<'_>) {
+            self.seq += 1;
+            self.write(Stamp { seq: self.seq, device: 0, ..stamp }, body);
+        }
+
+        fn segment(&mut self, address: u64, bytes: u64) {
+            self.say(Stamp::default(), Body::SegmentAdd { address, bytes, pool: 3 });
+        }
+
+        fn block(&mut self, address: u64, bytes: u64, request: Option<Request>) {
+            let mut stamp = Stamp::default();
+            if let Some(request) = request {
+                let (stack, context) = (request.unused_bytes, request.context());
+                stamp = Stamp { flags: Flags::REQUEST, stack, context, ..stamp };
+            }
+            let use_as = (Role::Unknown, Phase::Unknown);
+            self.say(stamp, Body::BlockAlloc { address, bytes, pool: 3, use_as });
+        }
+
+        fn free(&mut self, address: u64) {
+            self.say(Stamp::default(), Body::BlockFree { address, pool: 3, state: FreeState::Done });
+        }
+
+        fn release(&mut self, address: u64, bytes: u64) {
+            self.say(Stamp::default(), Body::SegmentRemove { address, bytes, pool: 3 });
+        }
+
+        fn requests(self) -> Result<Requests, String> {
+            self.programs.requests(None, None)
+        }
+    }
+
+    fn asked(unused_bytes: u32, stream: u16, pool: u16) -> Option<Request> {
+        Some(Request { unused_bytes, stream, pool })
+    }
+
+    #[test]
+    fn requests_have_the_bytes_stream_and_pool_that_the_program_asked_for() {
+        let mut recording = Recording::new();
+        for round in 0..2_u64 {
+            let address = BASE + round * 64 * MIB;
+            recording.segment(address, 2 * MIB);
+            recording.block(address, 512, asked(412, 2, 1));
+            recording.free(address);
+            recording.release(address, 2 * MIB);
+        }
+        let requests = recording.requests().expect("a recording");
+        let asked: Vec<_> = requests
+            .events
+            .iter()
+            .filter_map(|event| match *event {
+                Event::Request { bytes, stream, pool, .. } => Some((bytes, stream, pool)),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(asked, [(100, 2, 1), (100, 2, 2)], "the number of a pool is used again after its end");
+        assert_eq!((requests.driver_calls, requests.reserved), ((2, 2), (2 * MIB, 0)));
+        assert_eq!(
+            (requests.block_sizes, requests.odd, requests.settings.as_str()),
+            (0, 0, "max_split_size_mb:64")
+        );
+    }
+
+    #[test]
+    fn release_for_a_refused_request_is_no_call_of_empty_cache() {
+        let is_empty_cache = |event: &&Event| matches!(event, Event::EmptyCache { .. });
+        for is_refused in [false, true] {
+            let mut recording = Recording::new();
+            recording.segment(BASE, 2 * MIB);
+            recording.block(BASE, 512, asked(0, 0, 0));
+            recording.free(BASE);
+            if is_refused {
+                let device_free_bytes = Reading::of(MIB);
+                recording.say(Stamp::default(), Body::Pressure { bytes: 20 * MIB, device_free_bytes });
+            }
+            recording.release(BASE, 2 * MIB);
+            recording.segment(BASE, 20 * MIB);
+            recording.block(BASE, 20 * MIB, asked(0, 0, 0));
+            let requests = recording.requests().expect("a recording").with_uncertain_releases();
+            let calls = requests.events.iter().filter(is_empty_cache).count();
+            assert_eq!(calls, usize::from(!is_refused));
+        }
+    }
+
+    #[test]
+    fn missing_records_are_refused_and_missing_requests_are_counted() {
+        let mut recording = Recording::new();
+        recording.segment(BASE, 2 * MIB);
+        recording.block(BASE, 512, None);
+        recording.block(BASE + 512, 1024, asked(24, 0, 0));
+        let requests = recording.requests().expect("a recording");
+        assert_eq!((requests.block_sizes, requests.names_pools), (1, false));
+
+        let mut recording = Recording::new();
+        recording.segment(BASE, 2 * MIB);
+        recording.seq += 5;
+        recording.block(BASE, 512, asked(0, 0, 0));
+        let error = recording.requests().expect_err("a hole");
+        assert!(error.contains("lacks 5 records of process 7"), "{error}");
+    }
 }

@@ -8,16 +8,10 @@ use gpumem_model::run::{Amounts, Clock};
 use gpumem_wire::ClockKind;
 use std::sync::Arc;
 
-<<<<<<< ours
-/// The state of the whole ledger at one time, for views.
-||||||| base
-/// The ledger at one moment.
-=======
 /// Maximum number of processes whose views debug builds compare with new ones. With many processes tests would take too long.
 const MAX_CHECKED: usize = 100;
 
-/// The ledger at one moment.
->>>>>>> theirs
+/// The state of the whole ledger at one time, for views.
 #[derive(Debug, Clone, PartialEq)]
 #[allow(missing_docs)]
 pub struct Snapshot {

@@ -141,7 +141,7 @@ const STORED: &[Views] = &[
     Views {
         command: "whatif",
         forms: &["! FILE", "! FILE --json", "! FILE --set TAG", "! FILE --torch TAG", "! TAG"],
-        others: &["sweep", "device-memory", "gpu"],
+        others: &["sweep", "device-memory", "gpu", "pid"],
     },
     Views { command: "import", forms: &["FILE", "TAG", "--format TAG FILE"], others: &["store"] },
     Views {

@@ -67,8 +67,8 @@ const RANK_CLAIMS: [&str; 3] = ["rank", "local_rank", "world_size"];
 /// Set in tasks of Slurm. A batch script is not a task, although its SLURM_PROCID is 0.
 const SLURM_STEP: &str = "SLURM_STEP_ID";
 
-/// Further variables of launchers, Kubernetes and PyTorch, with their names in a Hello. POD_NAME and so on are conventional names for the
-/// downward API. It does not provide the container's name, and CONTAINER_NAME has other meanings elsewhere.
+/// Further variables of launchers, Kubernetes and PyTorch, with their names in a Hello. POD_NAME and so on are conventional
+/// names for the downward API. It does not provide the container's name, and CONTAINER_NAME has other meanings elsewhere.
 const CLAIMS: &[(&str, &str)] = &[
     ("job", JOB),
     ("slurm_job", "SLURM_JOB_ID"),

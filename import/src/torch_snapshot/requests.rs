@@ -58,6 +58,11 @@ impl Requests {
         self
     }
 
+    /// Returns whether they come from a recording, not from PyTorch's own history.
+    pub fn is_recording(&self) -> bool {
+        self.names.is_some()
+    }
+
     /// Returns the innermost Python line outside PyTorch that made a request, as `file.py:line(function)`; `None` without stacks.
     /// For a recording, returns the name of the memory.
     pub fn place(&self, event: usize) -> Option<String> {

@@ -8,6 +8,8 @@ use gpumem_report::table::Table;
 use serde_json::{Value, json};
 use std::path::Path;
 
+/// Largest difference of peaks that was measured with sizes of blocks instead of requests, see docs/whatif.md.
+const BLOCK_SIZES_OFF: &str = "17 %";
 /// Version of the JSON document.
 const SCHEMA: u32 = 1;
 
@@ -17,6 +19,8 @@ pub(super) struct Shown<'a> {
     pub(super) trials: &'a [Trial],
     pub(super) file: &'a Path,
     pub(super) release: Release,
+    /// Whether the user named the release.
+    pub(super) is_release_known: bool,
     pub(super) gpu: Option<u8>,
     /// Device memory in bytes that the user assumes; `None` for that of the recording.
     pub(super) memory: Option<u64>,
@@ -150,14 +154,25 @@ impl Shown<'_> {
                 thousands(recorded)
             ),
         };
+        let source = if requests.is_recording() { "recording" } else { "history" };
+        if requests.block_sizes > 0 {
+            text += &format!(
+                " For {} of {}, the recording has only the size of the block, so other settings may be off by {BLOCK_SIZES_OFF}.",
+                thousands(requests.block_sizes),
+                plural(self.requests(), "request"),
+            );
+        }
         if requests.older.0 > 0 {
             let (bytes, blocks) = (amount(requests.older.1), plural(requests.older.0, "block"));
             text += &format!(
-                " The history began late: {bytes} in {blocks} are older, and their places are assumed."
+                " The {source} began late: {bytes} in {blocks} are older, and their places are assumed."
             );
         }
         if !requests.names_pools && requests.has_private_pools {
-            text += " The history does not tell which requests belong to CUDA graphs or MemPools.";
+            text += &format!(" The {source} does not tell which requests belong to CUDA graphs or MemPools.");
+        }
+        if requests.is_recording() && !self.is_release_known {
+            text += " The recording does not state PyTorch's release: --torch names it.";
         }
         if self.release < Release::new(12) {
             text += " Before 2.12, PyTorch chooses among equal blocks by address, so other settings may be off by a few percent.";
@@ -203,6 +218,7 @@ impl Shown<'_> {
             "release": self.release.to_string(),
             "gpu": self.gpu,
             "requests": self.requests(),
+            "block_sizes": requests.block_sizes,
             "is_exact": self.recorded.is_exact,
             "older_blocks": requests.older.0,
             "older_bytes": requests.older.1,
