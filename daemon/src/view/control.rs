@@ -142,7 +142,7 @@ fn ps(context: &ViewContext, viewer: Viewer) -> Ps {
     let tenants = context.shown().tenants;
     let rows = RowMaker { published: &published, health: &health, viewer, tenants }.rows();
     Ps {
-        findings: super::findings::of_rows(&rows, context.run_writer.findings(), true),
+        findings: rows.findings(context.run_writer.findings(), true),
         devices: rows.devices.into_iter().map(|(row, _)| row).collect(),
         processes: rows.processes.into_iter().map(|(row, ..)| row).collect(),
         claims: rows.claims,

@@ -2,7 +2,6 @@
 //! and waits for none.
 
 pub mod control;
-mod findings;
 pub(crate) mod http;
 pub mod page;
 pub mod prometheus;

@@ -2,9 +2,10 @@
 
 use crate::aggregator::Published;
 use crate::config::Tenants;
+use crate::run_writer::LiveFindings;
 use crate::view::{Health, Viewer};
 use gpumem_ledger::{AccountView, ClosedSample, DeviceView, ProcessView};
-use gpumem_model::control::{ClaimRow, DeviceRow, ProcessRow};
+use gpumem_model::control::{ClaimRow, DeviceRow, ProcessFinding, ProcessRow};
 use gpumem_model::owner::Owner;
 use gpumem_model::run::absence_name;
 use std::cmp::Reverse;
@@ -18,6 +19,44 @@ pub(super) struct Rows<'a> {
     pub processes: Vec<(ProcessRow, &'a ProcessView, &'a AccountView)>,
     /// Processes that report memory on devices that this machine does not have.
     pub claims: Vec<ClaimRow>,
+}
+
+impl Rows<'_> {
+    /// Returns the findings on the processes that have an agent and whose memory is shown, the most important first. With `names`,
+    /// the texts have tags and names of processes.
+    pub(super) fn findings(&self, live: &LiveFindings, names: bool) -> Vec<ProcessFinding> {
+        let mut found = Vec::new();
+        for (at, (row, process, _)) in self.processes.iter().enumerate() {
+            let Some(findings) = live.of(process.key).filter(|_| row.tracked_bytes.is_some()) else {
+                continue;
+            };
+            let is_first = || self.processes[..at].iter().all(|(_, other, _)| other.key != process.key);
+            let uuid = self.devices.get(row.device).map(|(device, _)| device.uuid.as_str());
+            for (of, finding) in findings.iter() {
+                let (device, is_shown) = match of {
+                    Some(of) => (Some(row.device), Some(of.as_str()) == uuid),
+                    None => (None, is_first()),
+                };
+                if is_shown {
+                    let shown = ProcessFinding {
+                        pid: row.pid,
+                        start_ticks: process.key.start_ticks,
+                        device,
+                        kind: finding.kind.name(),
+                        severity: finding.severity.name(),
+                        bytes: finding.bytes,
+                        share: finding.share,
+                        confidence: finding.confidence,
+                        full_in_s: finding.full_in_s,
+                        text: if names { finding.sentence() } else { finding.anonymous_sentence() },
+                    };
+                    found.push((finding.severity, shown));
+                }
+            }
+        }
+        found.sort_by_key(|(severity, shown)| (*severity, Reverse(shown.bytes)));
+        found.into_iter().map(|(_, shown)| shown).collect()
+    }
 }
 
 pub(super) struct RowMaker<'a> {

@@ -7,7 +7,6 @@ use crate::clock;
 use crate::config::{Page, Tenants};
 use crate::run_writer::LiveFindings;
 use crate::view::Health;
-use crate::view::findings;
 use crate::view::rows::{ConsistentSample, RowMaker, Rows};
 use crate::view::text::clean;
 use crate::view::{Refused, ViewContext, ViewSettings, Viewer};
@@ -131,7 +130,7 @@ pub(super) fn node(
         node["processes"] = processes.into();
         // Conclusions about the memory of these processes, the most important first.
         let names = shown.page == Page::Tags;
-        node["findings"] = json!(findings::of_rows(&rows, live, names));
+        node["findings"] = json!(rows.findings(live, names));
     }
     node
 }
