@@ -12,18 +12,18 @@
 //!
 //! Until then a block has a preliminary role, the most frequent one: activation in forward, temporary in backward and in an
 //! optimizer, optimizer state in the first optimizer step. A role from a `Retag` or from the block's own record is final. Every
-//! change shifts bytes between cells, also in the amounts at the peak, so no sum changes. A block that was live when a request failed
-//! keeps its role when it is freed before its phase ends, because the program frees it only due to the failure.
+//! change shifts bytes between cells, also in the amounts at the peak, so no sum changes. A block that was live when a request
+//! failed keeps its role when it is freed before its phase ends, because the failure is the reason why the program frees it.
 //!
 //! **Phase boundaries.** A phase begins with a `PhaseBegin` record, or with the first block on a device whose record has the
 //! phase. (The optimizer reports its begin and end.) A forward block on a thread that has run only backward passes is a
 //! recomputation of activation checkpointing, and counts as backward. A block without a phase belongs to the forward pass in
-//! progress, because loss code is in no module. A forward pass begins when a thread that allocated outside of modules allocates in one.
-//! It belongs to the backward pass in progress if its thread has run only backward
+//! progress, because loss code is in no module. It belongs to the backward pass in progress if its thread has run only backward
 //! passes, because the end of a backward pass runs outside its nodes. A `Step` ends all phases.
 //!
-//! **Forward passes without a backward pass.** Under `torch.no_grad()` a forward pass keeps only its results. More forward passes
-//! than usual without a backward pass, of which few blocks remain, are such passes.
+//! **Forward passes.** One begins when a thread that allocated outside of modules allocates in one. Under `torch.no_grad()` it
+//! keeps only its results. If there are more passes than usual without a backward pass, and few of their blocks remain, these
+//! are results and no activations. Without an optimizer, passes with a backward pass count as steps.
 //!
 //! **Blocks that outlive whole steps** are not activations or inputs, but copies of weights, caches, buckets. After three steps
 //! with a forward pass, their role becomes unknown. (A replayed graph allocates no blocks, so its blocks keep their role.) A

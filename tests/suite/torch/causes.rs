@@ -38,7 +38,7 @@ const PLANTED: [(&str, &str, &str); 20] = [
 const KEPT: [(&str, &str, &str); 7] = [
     ("schedulers_keep_optimizers", "growth", "optimizer state"),
     ("weights_kept", "growth", "weights_kept"),
-    ("averages_kept", "growth", "copies"),
+    ("averages_kept", "growth", "per step"),
     ("features_kept", "growth", "Net/head"),
     ("sessions_kept", "growth", "sessions_kept"),
     ("a_stream_for_each_request", "unused_pool", "cached by the allocator"),
