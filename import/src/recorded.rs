@@ -461,10 +461,7 @@ mod tests {
             .collect();
         assert_eq!(asked, [(100, 2, 1), (100, 2, 2)], "the number of a pool is used again after its end");
         assert_eq!((requests.driver_calls, requests.reserved), ((2, 2), (2 * MIB, 0)));
-        assert_eq!(
-            (requests.block_sizes, requests.odd, requests.settings.as_str()),
-            (0, 0, "max_split_size_mb:64")
-        );
+        assert_eq!((requests.block_sizes, requests.settings.as_str()), (0, "max_split_size_mb:64"));
     }
 
     #[test]
