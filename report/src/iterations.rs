@@ -85,7 +85,7 @@ pub fn text(report: &Report<'_>, choice: IterationFilter) -> String {
     if out.is_empty() { "no GPU memory was observed\n".to_owned() } else { out }
 }
 
-/// Returns the table as text: the peak of each iteration and the parts that add up to it, then figures that are no parts.
+/// Returns the table as text: the peak of each iteration and the parts that add up to it, then figures that are not parts.
 fn rows(report: &Report<'_>, device: &Device, table: &Iterations) -> String {
     let (shown, _) = folded(table);
     if shown.is_empty() {

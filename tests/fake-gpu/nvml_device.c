@@ -134,7 +134,7 @@ EXPORT nvmlReturn nvmlDeviceGetUtilizationRates(const handle *h, unsigned out[2]
     const sim_device *d = &machine->device[h->device];
     if (h->instance || !(d->utilization || d->power)) return NOT_SUPPORTED;
     out[0] = (unsigned)d->utilization;
-    out[1] = 0; /* of memory transfers */
+    out[1] = 13; /* of memory transfers, which is no share of the memory in use */
     return OK;
 }
 EXPORT nvmlReturn nvmlDeviceGetPowerUsage(const handle *h, unsigned *milliwatts) {

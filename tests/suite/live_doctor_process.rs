@@ -169,7 +169,7 @@ fn disabled_recording_or_another_injection_library() {
     assert!(built.success());
     let (_other, pid) = started(node.covered(&case, &["cuda"]).env("CUDA_INJECTION64_PATH", &tool));
     assert!(node.finding(pid, "process.variable", "warn").text.contains("names another tool"));
-    assert!(node.finding(pid, "process.cupti", "warn").text.contains("Nsight Systems is in it too"));
+    assert!(node.finding(pid, "process.cupti", "warn").text.contains("Nsight Systems is loaded too"));
 }
 
 #[test]

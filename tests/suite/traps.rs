@@ -11,7 +11,7 @@
 //! | 7 | frees counted at entry although they failed, failed allocations counted | `tests/suite/kinds.rs: direct_allocations_large_and_small`, `tests/suite/kinds.rs: blocking_free_that_fails_keeps_its_bytes`, `tests/suite/kinds.rs: failed_allocation_counts_nothing` |
 //! | 8 | virtual memory and pools not seen, or freed on unmap alone | `tests/suite/kinds.rs: handle_released_before_it_is_unmapped`, `tests/suite/kinds.rs: handle_unmapped_before_it_is_released`, `tests/suite/kinds.rs: stream_ordered_memory_of_the_default_pool` |
 //! | 9 | unsigned subtraction, clamping at 0 | `trap_09_gap_below_zero_stays_below_zero` |
-//! | 10 | "memory utilisation" that is bandwidth | `trap_10_nothing_is_called_utilisation` |
+//! | 10 | "memory utilisation" that is bandwidth | `trap_10_no_memory_figure_is_a_utilisation` |
 //! | 11 | a "hidden gap" computed from the allocator's own numbers | `trap_11_growth_that_no_call_explains_is_untrackable` |
 //! | 12 | addresses, sizes or command lines as labels | `trap_12_labels_are_few_and_bounded`, `daemon/tests/suite/metrics.rs: what_is_folded_adds_up` |
 //! | 13 | a pod's name from the environment, which launchers strip | `trap_13_cgroup_is_known_without_any_environment` |
@@ -204,19 +204,22 @@ fn trap_09_gap_below_zero_stays_below_zero() {
 }
 
 #[test]
-fn trap_10_nothing_is_called_utilisation() {
+fn trap_10_no_memory_figure_is_a_utilisation() {
     let metrics = include_str!("../golden/metrics/node.prom").to_ascii_lowercase();
     for word in ["util", "percent", "ratio", "bandwidth"] {
         assert!(!metrics.contains(word), "{word}: bytes are bytes");
     }
-    let machine = Machine::new(&["devices=1"]);
+    // NVML's `memory` rate is the time in which memory was read or written. Only the rate of kernels is read, and only for devices.
+    let machine = Machine::new(&["devices=1", "gpu0.utilization=87"]);
     let daemon = Daemon::start(&machine, "daemon", FAST);
     let mut mixer = Mixer::start(&machine, &daemon);
     mixer.ok("device 0; alloc a 3M");
     rows(&daemon, mixer.pid(), "a row", |rows| rows.len() == 1);
-    let calls = machine.tool("show", &[]);
-    assert!(calls.contains("call nvmlDeviceGetComputeRunningProcesses"), "{calls}");
-    assert!(!calls.contains("Utilization"), "{calls}");
+    until(20, "the rate of kernels", || {
+        let ps = daemon.ctl(&machine, &["ps", "--json"]).output().expect("gpumemctl runs");
+        let ps = String::from_utf8_lossy(&ps.stdout).into_owned();
+        (ps.matches("utilization").count() == 1 && ps.contains("\"utilization_percent\": 87")).then_some(())
+    });
 }
 
 #[test]

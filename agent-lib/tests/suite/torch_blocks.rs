@@ -648,7 +648,7 @@ fn without(folder: &Path) {
     alloc(A, 2 * MIB);
     assert_eq!(patch::search_result(), SearchResult::NoSlot);
     torch.report(A, 512, 512, 2 << 20, 1);
-    until_layer(Layer::Blocks, LayerState::Failed, "slot");
+    until_layer(Layer::Blocks, LayerState::Failed, "no function pointer to hook");
 }
 
 fn silent(folder: &Path) {

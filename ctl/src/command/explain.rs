@@ -112,7 +112,7 @@ mod tests {
                 label.filter(|label| label.chars().all(|c| c.is_alphabetic() || c == ' ')).map(str::to_owned),
             );
         }
-        // Names of a program and numbers of folded rows are no headings.
+        // Names of a program and numbers of folded rows are not headings.
         found.retain(|name| {
             let first = name.trim_start_matches('(').chars().next();
             !name.contains(['/', '_']) && first.is_some_and(char::is_alphabetic) && !name.contains(" is ")

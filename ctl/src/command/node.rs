@@ -196,12 +196,12 @@ mod tests {
     fn holders_findings_and_next_commands_are_listed() {
         let mut ps = machine(1, 1);
         let healthy = text(&ps, None);
-        assert!(healthy.contains("train.py 5,000 (pid 100)"), "{healthy}");
+        assert!(healthy.contains("train.py --lr 1 5,000 (pid 100)"), "{healthy}");
         assert!(healthy.contains("\nno problem found in 1 process\n"), "{healthy}");
         ps.findings.push(leak(100));
         let leaking = text(&ps, None);
         assert!(
-            leaking.contains("\nGPU 0 pid 100 python train.py: the GPU is full in 41 min: "),
+            leaking.contains("\nGPU 0 pid 100 python train.py --lr 1: the GPU is full in 41 min: "),
             "{leaking}"
         );
         assert!(leaking.ends_with("\nnext: gpumemctl report 100 | top | runs | run -- COMMAND | --help\n"));

@@ -501,7 +501,7 @@ fn strangers_names_do_nothing() {
     top.shows("漢字");
     top.types("/evil\r");
     top.shows("/evil");
-    top.types("j\r\t\t");
+    top.types("\r\t\t");
     top.shows("tracked over time");
     top.types("a\x1b[Fgoxi");
     top.types("q");

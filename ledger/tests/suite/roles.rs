@@ -753,7 +753,7 @@ fn without_an_optimizer_passes_count_as_steps() {
     assert_eq!(t.now(), "Unknown 140 Activation 100 Input 215", "a log, not inputs");
 }
 
-/// Logits that an evaluation under `no_grad` keeps are no activations.
+/// Logits that an evaluation under `no_grad` keeps are not activations.
 #[test]
 fn results_of_passes_without_backward_are_not_activations() {
     let mut t = Train::new();

@@ -116,7 +116,7 @@ pub(super) fn idle(report: &Report<'_>, device: &Device, oom: Option<&Oom>) -> O
     })
 }
 
-/// Returns the growth of an amount at the points of `points` that is no part of the memory in use.
+/// Returns the growth of an amount at the points of `points` that is not part of the memory in use.
 fn beside(points: &Points, amounts: &[i64], material: f64) -> Option<Growth> {
     if amounts.is_empty() {
         return None;

@@ -195,7 +195,9 @@ next: gpumemctl oom 41873 --verbose | --all | --json; gpumemctl report 41873
     }
     let text = short(&run);
     assert!(
-        text.contains("\n1. what the program holds at one time does not fit: optimizer state 26,952"),
+        text.contains(
+            "\n1. the memory that the program holds at one time does not fit: optimizer state 26,952"
+        ),
         "{text}"
     );
     assert!(text.contains("\n2. other processes hold 6,644 MiB, 8 % of the device\n"), "{text}");

@@ -21,13 +21,13 @@ const LIMITS: [Limits; 11] = [
     Limits { krate: "wire", largest_cycle: 2, against_layers: 0, small_files: 0 },
     Limits { krate: "model", largest_cycle: 1, against_layers: 0, small_files: 0 },
     Limits { krate: "cupti-sys", largest_cycle: 1, against_layers: 0, small_files: 1 },
-    Limits { krate: "agent-lib", largest_cycle: 5, against_layers: 0, small_files: 3 },
+    Limits { krate: "agent-lib", largest_cycle: 6, against_layers: 0, small_files: 3 },
     Limits { krate: "ledger", largest_cycle: 2, against_layers: 0, small_files: 0 },
     Limits { krate: "runs", largest_cycle: 1, against_layers: 0, small_files: 0 },
     Limits { krate: "report", largest_cycle: 3, against_layers: 0, small_files: 0 },
     Limits { krate: "import", largest_cycle: 1, against_layers: 0, small_files: 0 },
     Limits { krate: "replay", largest_cycle: 1, against_layers: 0, small_files: 0 },
-    Limits { krate: "daemon", largest_cycle: 4, against_layers: 0, small_files: 4 },
+    Limits { krate: "daemon", largest_cycle: 4, against_layers: 0, small_files: 3 },
     Limits { krate: "ctl", largest_cycle: 5, against_layers: 0, small_files: 1 },
 ];
 

@@ -225,7 +225,13 @@ def hooks(steps: Steps) -> Tuple[Any, Any]:
                 return
             key = id(optimizer)
             number = done.get(key, 0)
-            if steps.counts(optimizer, key, number):
+            first = steps.first
+            if first is not None and first() is optimizer and not steps.others:
+                is_step = True  # the usual case, without a call of Python code
+                steps.alone += 1
+            else:
+                is_step = steps.counts(optimizer, key, number)
+            if is_step:
                 steps.count += 1
                 functions.auto_step(steps.count)
             done[key] = number + 1
