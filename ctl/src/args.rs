@@ -326,7 +326,7 @@ pub(crate) struct WhatIf {
     /// Memory that PyTorch can have [default: as in the recording, if a request failed there]
     #[arg(long, value_name = "SIZE", value_parser = typed::size)]
     pub device_memory: Option<u64>,
-    /// GPU, by the program's number of it [default: the first in a snapshot, the one with most requests in a recording]
+    /// GPU, by its number in the program [default: the first in a snapshot, the one with most requests in a recording]
     #[arg(long, value_name = "N")]
     pub gpu: Option<u8>,
     /// Process of a recording [default: the one with most requests]

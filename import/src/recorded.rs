@@ -43,6 +43,7 @@ struct Live {
 }
 
 /// A segment, or a part of an expandable one.
+#[derive(Clone, Copy)]
 struct Segment {
     bytes: u64,
     /// Private pool; 0 for the default pool.
@@ -85,28 +86,28 @@ impl History {
         &mut self.entries[last]
     }
 
-    /// Adds a segment, or a part of an expandable one. Parts that are mapped together are one entry.
+    /// Adds an entry for a segment. Neighbouring parts of an expandable segment are one entry.
+    fn push_segment(&mut self, [whole, part]: [Action; 2], stamp: &Stamp, address: u64, segment: Segment) {
+        let Segment { bytes, pool, is_mapped } = segment;
+        let follows = |last: &&mut Entry| {
+            is_mapped && last.action == part && last.address.checked_add(last.bytes) == Some(address)
+        };
+        match self.entries.last_mut().filter(follows) {
+            Some(last) => last.bytes += bytes,
+            None => self.push(if is_mapped { part } else { whole }, stamp, address, bytes).pool = pool,
+        }
+    }
+
+    /// Adds a segment, or a part of an expandable one.
     fn add_segment(&mut self, stamp: &Stamp, address: u64, bytes: u64, is_mapped: bool) {
         if self.segments.contains_key(&address) || self.reserved.saturating_add(bytes) > MAX_BYTES {
             return;
         }
         self.reserved += bytes;
-        self.segments.insert(address, Segment { bytes, pool: 0, is_mapped });
-        if is_older(stamp) {
-            return;
-        }
-        match self.entries.last_mut() {
-            Some(last)
-                if is_mapped
-                    && last.action == Action::SegmentMap
-                    && last.address.checked_add(last.bytes) == Some(address) =>
-            {
-                last.bytes += bytes;
-            }
-            _ => {
-                let action = if is_mapped { Action::SegmentMap } else { Action::SegmentAlloc };
-                self.push(action, stamp, address, bytes);
-            }
+        let segment = Segment { bytes, pool: 0, is_mapped };
+        self.segments.insert(address, segment);
+        if !is_older(stamp) {
+            self.push_segment([Action::SegmentAlloc, Action::SegmentMap], stamp, address, segment);
         }
     }
 
@@ -114,25 +115,13 @@ impl History {
         let end = address.saturating_add(bytes.max(1));
         let gone: Vec<u64> = self.segments.range(address..end).map(|(address, _)| *address).collect();
         for address in gone {
-            let Some(Segment { bytes, pool, is_mapped }) = self.segments.remove(&address) else { continue };
-            self.reserved -= bytes;
+            let Some(segment) = self.segments.remove(&address) else { continue };
+            self.reserved -= segment.bytes;
             // Segments of a private pool are released after its end, or for a request that the driver has refused.
-            if pool != 0 && !self.is_refused {
-                self.pools.retain(|_, id| *id != pool);
+            if segment.pool != 0 && !self.is_refused {
+                self.pools.retain(|_, id| *id != segment.pool);
             }
-            match self.entries.last_mut() {
-                Some(last)
-                    if is_mapped
-                        && last.action == Action::SegmentUnmap
-                        && last.address.checked_add(last.bytes) == Some(address) =>
-                {
-                    last.bytes += bytes;
-                }
-                _ => {
-                    let action = if is_mapped { Action::SegmentUnmap } else { Action::SegmentFree };
-                    self.push(action, stamp, address, bytes).pool = pool;
-                }
-            }
+            self.push_segment([Action::SegmentFree, Action::SegmentUnmap], stamp, address, segment);
         }
     }
 

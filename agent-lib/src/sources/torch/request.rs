@@ -10,7 +10,8 @@
 //! rax in all wheels examined (2.4.1, 2.8.0, 2.12.0, 2.15.0). The offsets differ between releases. They are found at the first
 //! reports by reading through a pipe, in which a wrong address is an error and no fault, and by comparing size and address with
 //! the report. The result holds for this call site only, because other code may use the register for something else. Each later
-//! report is compared, too. At the first difference, reading ends for the rest of the process. Without a result, and on other
+//! report is compared, too, and through the pipe where no block was seen before. So a register without a block causes no fault. At
+//! the first difference, reading ends for the rest of the process. Without a result, and on other
 //! processors, blocks are recorded without their requests.
 //!
 //! PyTorch holds its mutex for the device during the report, so the objects do not change meanwhile.
@@ -37,6 +38,18 @@ const SMALL_BYTES: u64 = 1 << 20;
 static LAYOUT: AtomicU64 = AtomicU64::new(0);
 /// Remaining number of reports that may be used to find the layout.
 static TRIES: AtomicU32 = AtomicU32::new(16);
+
+/// Logarithm of the size of a region. The C library's heaps for threads have this size and alignment.
+const REGION_BITS: u32 = 26;
+/// Regions of memory that have had a block: direct reads of a possible block are only made there. A region has one place.
+static REGIONS: [AtomicU64; 256] = [const { AtomicU64::new(0) }; 256];
+
+/// Returns the number of the region of an address, from 1 on, and its place in [`REGIONS`].
+#[inline(always)]
+fn region(address: u64) -> (u64, &'static AtomicU64) {
+    let region = (address >> REGION_BITS) + 1;
+    (region, &REGIONS[region as usize % REGIONS.len()])
+}
 
 /// Addresses of objects, numbered from 1 in the order in which they were first seen. An address that is used again for another
 /// object keeps its number.
@@ -76,12 +89,31 @@ pub(super) fn read(report: &Report) -> Option<Request> {
     if layout >> 16 != site(report) {
         return calibrate(report);
     }
-    // SAFETY: the layout was proved for this call site, and PyTorch keeps the block and its pool during the report.
+    let (number, place) = region(report.block);
+    if place.load(Relaxed) != number {
+        return first_in_region(report, layout);
+    }
+    // SAFETY: the layout was proved for this call site, blocks were in this region, and PyTorch keeps the block and its pool during
+    // the report.
     let memory = unsafe { Plain::new() };
     if !is_block(&memory, report, layout) {
         give_up();
         return None;
     }
+    request(&memory, report, layout)
+}
+
+/// Reads the request of a block in a region that has had no block so far.
+#[cold]
+#[inline(never)]
+fn first_in_region(report: &Report, layout: u64) -> Option<Request> {
+    let memory = Careful::new()?;
+    if !is_block(&memory, report, layout) {
+        give_up();
+        return None;
+    }
+    let (number, place) = region(report.block);
+    place.store(number, Relaxed);
     request(&memory, report, layout)
 }
 
@@ -132,6 +164,8 @@ fn calibrate(report: &Report) -> Option<Request> {
     let (size, private) = find(&memory, block, report)?;
     let layout = site(report) << 16 | u64::from(size) << 8 | u64::from(private);
     let request = request(&memory, report, layout)?;
+    let (number, place) = region(report.block);
+    place.store(number, Relaxed);
     LAYOUT.store(layout, Relaxed);
     Some(request)
 }
@@ -198,6 +232,14 @@ mod tests {
         let second = block((3 << 20) - 100, 3 << 20, 0x5555_0000, private);
         let expected = Request { unused_bytes: 100, stream: 1, pool: 1 };
         assert_eq!(read(&report(second, 3 << 20)), Some(expected));
+        let layout = LAYOUT.load(Relaxed);
+        for unmapped in [0x20_0000, 0x10_0000_0000] {
+            let unmapped = Report { block: unmapped, ..report(second, 3 << 20) };
+            assert_eq!(read(&unmapped), None, "no block at the known call site, in unmapped memory");
+            assert_eq!(read(&report(first, 512)), None, "reading has ended");
+            LAYOUT.store(layout, Relaxed);
+            assert!(read(&report(first, 512)).is_some());
+        }
         assert_eq!(read(&report(second, 4 << 20)), None, "the size differs");
         assert_eq!(read(&report(first, 512)), None, "reading has ended");
     }
