@@ -146,10 +146,11 @@ pub(crate) struct Record {
     pub pid: u32,
     /// Action
     pub verb: Verb,
-    /// New file, or folder, in the process's view [default: gpumem-HOST-rRANK-pPID-N.gpumem in its working directory]
+    /// New file, or existing folder; the path as the process sees it [default: gpumem-HOST-rRANK-pPID-N.gpumem in its working
+    /// directory]
     #[arg(long, short, value_name = "FILE")]
     pub output: Option<PathBuf>,
-    /// start: record only these training steps, first to last
+    /// start: record only training steps A to B, both included
     #[arg(long, value_name = "A:B", value_parser = typed::steps)]
     pub steps: Option<(u64, u64)>,
     /// start: stop after this time

@@ -140,7 +140,7 @@ fn emit_tables(tables: &[Table], feed: &mut Feed<'_>) {
     if processes.is_empty() {
         processes.push(ProcessFeed::default());
     }
-    let only_maximum = "a table has no times and no names: each device's amount is its maximum, without memory that its pool \
+    let only_maximum = "a table of MXNet's profiler has no times and no names: each device's amount is its maximum, without memory that its pool \
                         caches and without the driver's share";
     let rounded = "amounts passed through 32-bit floats: they are exact to one part in 16 million";
     let has_gpus = !gpu_rows.is_empty();

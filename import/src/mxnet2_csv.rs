@@ -126,10 +126,11 @@ fn role(path: &str) -> Role {
 
 #[derive(Debug, Default)]
 struct Device {
-    /// Sum of the actual sizes of all rows, including host memory.
+    /// Sum of the column `Actual Size` (bytes allocated, after rounding) of all rows, including host memory.
     actual: i64,
-    /// Sum of the actual sizes of host memory.
+    /// The same sum for host memory only.
     host: i64,
+    /// Value of the row `nvml_amend`; `None` before it was read.
     amendment: Option<i64>,
 }
 

@@ -280,7 +280,7 @@ impl Log {
     fn caveats(&self, feed: &mut Feed<'_>) {
         let what = match self.columns {
             Some(Columns::Scalar) => {
-                "a scalar has no name: it is read as MiB that nvidia-smi charged to one process on one GPU"
+                "a TensorBoard CSV does not say what its values are: they are read as MiB that nvidia-smi shows for a process on a GPU"
             }
             _ => "the file has only nvidia-smi's numbers: what the memory is used for is unknown",
         };

@@ -42,7 +42,7 @@ struct Columns {
     keys: [usize; 4],
     /// Indices of the columns of [`TOTALS`]; `None` for a missing column.
     totals: [Option<usize>; 4],
-    /// Columns of single parameters and their gradients, as (column, index in `totals`, name).
+    /// Columns of single parameters and of their gradients: (column, index in [`TOTALS`] of the total that includes it, name).
     parts: Vec<(usize, usize, String)>,
 }
 

@@ -1,5 +1,5 @@
-//! Memory that a process held on a device over time, by cell, in a bounded number of points. Serves charts and requests for past
-//! moments.
+//! Memory that a process held on a device over time, by cell (class, tag, role, phase, library and pool), in a bounded number of
+//! points. Serves charts and requests for past moments.
 
 use crate::cell::Amounts;
 use crate::fields::{Timed, fields};

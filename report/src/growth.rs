@@ -256,7 +256,7 @@ fn of_device(report: &Report<'_>, verdicts: &GrowthReport, growth: &Growth, all:
         GroupBy::Structure => &[("by structure", &verdicts.structures), ("by tag", &verdicts.tags)],
         GroupBy::Tag => &[("by tag", &verdicts.tags)],
     };
-    // Without `all`, flat amounts are listed in one line, and names with too few points for a verdict are omitted.
+    // Without `all`, flat names and names with too few points for a verdict are not in the table; a line below it counts each.
     let (mut flat, mut unjudged) = (Vec::new(), Vec::new());
     for (kind, names) in kinds {
         let is_shown = |named: &&Named| {

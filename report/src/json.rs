@@ -159,7 +159,7 @@ fn timeline(report: &Report<'_>, device: &Device) -> impl Serialize {
         }
     });
     let points: Vec<_> = points.collect();
-    // `layers` and `structures` name the columns of the points' amounts, with `Others` last.
+    // The amounts of a point are in the order of `layers` (and of `structures`), with `Others` last.
     object! { width_ns: timeline.width_ns, layers, structures, points }
 }
 

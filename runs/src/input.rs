@@ -42,7 +42,7 @@ pub enum Error {
     Malformed { path: PathBuf, offset: u64, what: String },
     /// The recording has another major version.
     #[error(
-        "{path}: recording of format {found}, this program reads {supported}; use a gpumemctl of that version"
+        "{path}: recording of format version {found}; this program reads version {supported}: use the gpumemctl of the agent that wrote it"
     )]
     Version { path: PathBuf, found: u16, supported: u16 },
     /// An exported run is damaged or incomplete.

@@ -31,7 +31,7 @@ impl ProcessSeries {
         ProcessSeries { before: Some(Box::new(before)), ..ProcessSeries::default() }
     }
 
-    /// Returns the series of a device; creates it with this bucket width if needed.
+    /// Returns the series of a device. If there is none, creates one with this bucket width; an existing one keeps its width.
     pub fn series_mut(&mut self, place: AccountRef, width_ns: u64) -> &mut Series {
         let at = match self.series.iter().position(|(known, _)| *known == place) {
             Some(at) => at,

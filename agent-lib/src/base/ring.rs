@@ -24,7 +24,7 @@ pub struct Ring {
     sent: Sent,
 }
 
-/// State of the record with a certain number.
+/// State of the record that has a given sequence number.
 #[derive(Debug)]
 pub enum Made {
     /// The record is complete.

@@ -42,7 +42,7 @@ pub struct Device {
     pub(crate) reports: AtomicU64,
     /// Number of pending blocks: freed, but waiting for events.
     pub(crate) pending: AtomicU32,
-    /// Whether the pool's totals are to be recorded at the next report. Set by the sender.
+    /// Whether the pool's totals are to be recorded when PyTorch reports the next block. Set by the sender.
     pub(crate) check_due: AtomicBool,
     /// Bytes of `unseen` that were recorded as older than the agent.
     pub(crate) baseline: AtomicI64,

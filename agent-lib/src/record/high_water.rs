@@ -46,10 +46,10 @@ const OPEN: &AtomicBool = &HOT_WORDS.peaks_open;
 static SUMS: [[HighWater; 2]; DEVICES] = [const {
     [const { HighWater { live: AtomicI64::new(0), high: AtomicI64::new(0), peak: AtomicU32::new(0) } }; 2]
 }; DEVICES];
-/// Bytes of each device, family and tag. The table is made when the first range is opened.
+/// Bytes for each device, [`Family`] and tag. Allocated when `gpumem_peak` first begins a range.
 static SHARES: LazyTable<TagHighWater, SHARE_COUNT> = LazyTable::new();
 const SHARE_COUNT: usize = DEVICES * 2 * TAGS;
-/// Spin lock for changing a tag and the sum of its device together, so that the bytes of all tags equal the sum.
+/// Spin lock held while bytes of tags, or of a tag and its device, are changed, so that the tags always add up to the device.
 static MOVING: AtomicBool = AtomicBool::new(false);
 /// Maximum number of attempts to take `MOVING`. A thread that holds it for longer has lost its processor core. Other threads then
 /// continue without the lock, and the peak may be wrong by the bytes of that thread.

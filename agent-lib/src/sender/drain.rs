@@ -14,7 +14,7 @@ use std::time::Duration;
 pub(super) const QUIESCE_TIMEOUT: Duration = Duration::from_millis(20);
 /// Number of ring slots that are prefetched before they are read, because they lie in the caches of other cores.
 const PREFETCHED: u64 = 8;
-/// Maximum number of records before the next watermark, so that a busy program does not delay it.
+/// Maximum number of records in one pass. Each pass reads time and head anew. A pass that reaches the head sends a watermark.
 const MAX_RECORDS: u64 = 16 * 1024;
 
 impl Sender {

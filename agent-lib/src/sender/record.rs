@@ -1,5 +1,5 @@
-//! Handles requests of the program and the daemon: recordings in addition to the connection, dumps (the current state as a
-//! file), and muting (records are withheld).
+//! Handles requests of the program and the daemon: recordings to a file beside the connection to the daemon, dumps (the current
+//! state as a file), and muting (records are withheld).
 
 use super::link::Link;
 use super::{Progress, Sender};

@@ -125,7 +125,7 @@ pub struct Thread {
     pub(crate) scope: AtomicU32,
     pub(crate) autograd: AutogradThread,
     pub(crate) torch: ThreadAllocatorState,
-    /// Time at which the outermost open call that allocates or trims a pool began (ns); 0 for none.
+    /// Time at which the outermost open call that allocates device memory, or that trims a pool, began (ns); 0 for none.
     pub(crate) moving_since_ns: AtomicU64,
     /// Cache: the context whose device was last determined << 8 | the slot of that device.
     context: AtomicU64,
@@ -371,7 +371,7 @@ pub(crate) fn quiesce(seq: u64, timeout: std::time::Duration) -> bool {
 /// been observed.
 pub static CALLBACKS_SINCE_NS: AtomicU64 = AtomicU64::new(0);
 
-/// Returns the time at which the oldest open call that allocates or trims a pool began (ns); 0 for none.
+/// Returns the time at which the oldest open call that allocates device memory, or that trims a pool, began (ns); 0 for none.
 pub fn moving_since_ns() -> u64 {
     let hearing_since_ns = CALLBACKS_SINCE_NS.load(Acquire);
     let entered = all().iter().map(|thread| thread.moving_since_ns.load(Acquire));

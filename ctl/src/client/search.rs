@@ -140,7 +140,7 @@ fn check_path(path: &Path, owner: u32) -> Result<(), String> {
 fn check_owners(is_systems: bool, owner: u32, directory: (u32, u32, bool), user: u32) -> Result<(), String> {
     let (holder, mode, is_our_group) = directory;
     if mode & 0o002 != 0 || mode & 0o020 != 0 && !is_our_group {
-        return Err("not used: other users may write to its directory".into());
+        return Err("not used: other users may write to the socket's directory".into());
     }
     if owner != 0 && owner != user && !is_systems {
         return Err(not_ours(owner));
@@ -148,14 +148,14 @@ fn check_owners(is_systems: bool, owner: u32, directory: (u32, u32, bool), user:
     // The directory's owner can replace the socket, also by a link.
     if holder != 0 && holder != user && !is_systems {
         return Err(format!(
-            "not used: its directory belongs to user {holder} (--socket uses it without this check)"
+            "not used: the socket's directory belongs to user {holder} (--socket skips this check)"
         ));
     }
     Ok(())
 }
 
 fn not_ours(owner: u32) -> String {
-    format!("not used: belongs to user {owner} (--socket uses it without this check)")
+    format!("not used: the socket belongs to user {owner} (--socket skips this check)")
 }
 
 #[cfg(test)]

@@ -88,7 +88,7 @@ fn the_socket_is_looked_for_in_order_and_only_where_nobody_else_can_put_one() {
     fs::set_permissions(folder.path("other"), fs::Permissions::from_mode(0o777)).expect("a mode");
     let open =
         folder.command(&["ps"]).env("GPUMEM_CONTROL", folder.text("other")).output().expect("gpumemctl");
-    assert!(failure(&open).1.contains("other users may write to its directory"));
+    assert!(failure(&open).1.contains("other users may write to the socket's directory"));
 }
 
 #[test]

@@ -297,7 +297,7 @@ fn findings_come_first_in_at_most_a_quarter_of_the_rows() {
         text: text.into(),
         ..ProcessFinding::default()
     };
-    let leak = "the GPU is full in 41 min: retained forward outputs of GPT/lm_head: +64.0 MiB per step over 1,120 steps, 69,900 MiB in all, 98 % of what the process used";
+    let leak = "the GPU is full in 41 min: retained forward outputs of GPT/lm_head: +64.0 MiB per step over 1,120 steps, +69,900 MiB in total, 98 % of what the process used";
     ps.findings = vec![
         finding(41873, "warning", leak),
         finding(41873, "note", "8,648 MiB were cached by the allocator and not in use at the peak"),

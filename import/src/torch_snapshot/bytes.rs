@@ -89,7 +89,7 @@ impl<R: Read> Bytes<R> {
     /// Reads `len` bytes into `piece`. Allocates memory only for bytes that the file really contains.
     pub fn piece(&mut self, len: u64, piece: &mut Vec<u8>) -> Result<(), Fault> {
         if len > MAX_PIECE_BYTES {
-            let what = format!("a value of {len} bytes: at most {MAX_PIECE_BYTES} are read");
+            let what = format!("a value of {len} bytes; the maximum is {MAX_PIECE_BYTES}");
             return Err(self.bad(what));
         }
         piece.clear();

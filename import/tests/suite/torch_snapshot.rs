@@ -423,7 +423,7 @@ fn other_pickles_are_told_what_they_are() {
         (b"\x80\x04}(Nu.", "a key without a value"),
         (b"\x80\x04Ne.", "needs a mark"),
         (b"\x80\x04N(Ne.", "puts something into None as if it were a List"),
-        (b"\x80\x04\x8d\xff\xff\xff\xff\xff\xff\xff\xff", "at most 1048576 are read"),
+        (b"\x80\x04\x8d\xff\xff\xff\xff\xff\xff\xff\xff", "the maximum is 1048576"),
         (b"\x80\x04I12x\n.", "a line that should be a number is not a number"),
         (b"\x80\x04\xfe", "byte 0xfe is not an opcode"),
     ] {

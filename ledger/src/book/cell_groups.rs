@@ -27,7 +27,7 @@ use std::sync::Arc;
 
 /// Value of `CellKey::tag` in the cells of groups; there `CellKey::origin` is the index of the group's name.
 pub(crate) const SUM_TAG: u32 = u32::MAX - 1;
-/// Maximum number of groups of a process; a large model has some hundreds. Beyond it, chains start with more general groups.
+/// Maximum number of groups of a process; a large model has some hundreds. Beyond it, new tags use the groups of their parents.
 const MAX_GROUPS: usize = 4096;
 /// Maximum number of path components of a tag that have a group.
 const DEEPEST: usize = 8;

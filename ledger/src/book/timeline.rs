@@ -50,7 +50,7 @@ impl Point {
         }
     }
 
-    /// Whether the moment has more tracked bytes, or as many and fewer unused ones.
+    /// Whether the moment has more tracked bytes than `than`, or equal tracked bytes and fewer unused ones.
     fn is_fuller(&self, than: &Point) -> bool {
         (self.moment.bytes, than.moment.unused) > (than.moment.bytes, self.moment.unused)
     }

@@ -102,7 +102,7 @@ impl Counters {
         self.dropped = 0;
     }
 
-    /// Returns all counters up to `now_ns`; `name` returns the path of a tag.
+    /// Returns all counters with their values extended to `now_ns`; `name` returns the path of a tag.
     pub fn view(&self, now_ns: u64, name: impl Fn(u32) -> Option<Arc<str>>) -> Vec<Counter> {
         let view = |state: &CounterState| {
             let until_ns = now_ns.max(state.counter.until_ns);

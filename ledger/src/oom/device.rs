@@ -5,7 +5,7 @@ use crate::base::identity::ProcessKey;
 use gpumem_model::run::{DeviceReading, Holder, OomDevice};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Maximum number of processes that are listed separately.
+/// Maximum number of processes that are listed one by one; the others are one sum.
 const MAX_HOLDERS: usize = 16;
 
 /// An NVML reading of a device, and the processes that it listed with their used bytes.

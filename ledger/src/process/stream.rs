@@ -9,15 +9,15 @@ pub(crate) struct Resync {
     pub rows: u64,
     /// Number of the last record before the resync. Rows of later records arrive through the agent's ring buffer.
     pub after_seq: u64,
-    /// Whether nothing was lost, so that all restated rows are booked already. They are not booked again, because they are a mix
-    /// of several moments, during which no peaks could be recorded. Each new connection begins with such a resync.
+    /// Whether nothing was lost, so that all restated rows are booked already. They are not booked again, because they mix
+    /// several moments, which has no meaning for peaks. Each new connection begins with a resync.
     pub confirms: bool,
 }
 
 /// Tracks a process's record stream: which numbered records came, and which are missing.
 #[derive(Debug, Default)]
 pub(crate) struct Stream {
-    /// Number of the latest ordered record.
+    /// Number of the latest record that has a sequence number.
     pub last_seq: u64,
     /// Latest time of a booked record (ns).
     pub applied_ns: u64,
@@ -25,7 +25,7 @@ pub(crate) struct Stream {
     pub next_silence_check_ns: u64,
     /// Time up to which all records have been booked (ns).
     pub done_ns: u64,
-    /// Tag of the latest ordered record.
+    /// Tag of the latest record that has a sequence number.
     pub near_tag: u32,
     /// Whether the agent sends watermarks (times up to which all records were sent). Then only they close samples, because the
     /// times of several threads' records may be out of order.

@@ -75,7 +75,7 @@ fn note(
         Cause::StackLimit if expected_bytes.is_some_and(|model| model > parts.local_memory_bytes) => {
             "the driver may take the rest when a kernel needs it"
         }
-        Cause::Blind => "the agent saw nothing for a part of the time",
+        Cause::Blind => "the agent recorded nothing for a part of this interval",
         Cause::HistoryLost => "records were lost, or the process became another program",
         Cause::EventsLost => "more events happened than are kept",
         Cause::Smaller => "the smallest steps, as one",

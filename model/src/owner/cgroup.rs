@@ -42,7 +42,7 @@ impl CgroupOwner {
         let (unified, others): (Vec<_>, Vec<_>) = lines.partition(|(is_unified, _)| *is_unified);
         let paths = unified.into_iter().chain(others).map(|(_, path)| CgroupOwner::of_path(path));
         paths.fold(CgroupOwner::default(), |all, more| {
-            // The step must come from the same line as the job.
+            // Job and step must come from the same line of /proc/PID/cgroup.
             let slurm = if all.slurm_job.is_some() {
                 (all.slurm_job, all.slurm_step)
             } else {

@@ -5,8 +5,8 @@ use super::{Allocator, Wanted};
 use crate::event::PoolId;
 
 impl Allocator {
-    /// Returns all free memory to the driver, after all streams have ended their work. With `pool`, only that of this private
-    /// pool, and only if it has ended.
+    /// Waits for all streams, then returns unused segments, and unused parts of expandable ones, to the driver. With `pool`, only
+    /// those of this private pool, and only if [`Pair::has_ended`].
     pub(crate) fn empty_cache(&mut self, pool: Option<PoolId>) {
         if let Some(pool) = pool {
             match self.pair_of.get(&pool) {

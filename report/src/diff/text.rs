@@ -296,7 +296,7 @@ fn composition(pair: &Pair, above: &Shown, by: GroupBy, limit: usize, layout: La
     let shown = table.statement.rows.iter().zip(&table.only).filter(|(row, _)| is_shown(row));
     let (named, only): (Vec<&Row>, Vec<Option<usize>>) = shown.unzip();
     let Some(head) = sum(&named, "") else { return };
-    let name = format!("by {} (without idle)", by.name());
+    let name = format!("tracked by {} (without pool idle)", by.name());
     let head = Row { part: Part::Tracked, name, parent: None, ..head };
     let rows = named.into_iter().map(|row| Row { parent: Some(0), ..row.clone() });
     let statement = Statement { rows: std::iter::once(head).chain(rows).collect() };

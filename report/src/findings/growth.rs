@@ -334,7 +334,7 @@ impl Growth {
         let subject = if subject.is_empty() { "memory".to_owned() } else { subject.join(" of ") };
         let share = 100.0 * self.bytes as f64 / used.max(1) as f64;
         let what = format!(
-            "{subject}: {}, {} MiB in all, {share:.0} % of the process's memory",
+            "{subject}: {}, +{} MiB in total, {share:.0} % of the process's memory",
             self.rate(),
             mib(self.bytes),
         );
@@ -365,7 +365,7 @@ pub(super) fn pinned(device: &Device) -> Option<Finding> {
     let used = most_used(device).unwrap_or(0);
     let points = &device.details.growth;
     let growth = beside(points, &points.pinned, MATERIAL_PINNED_BYTES)?;
-    let what = format!("pinned host memory: {}, {} MiB in all", growth.rate(), mib(growth.bytes));
+    let what = format!("pinned host memory: {}, +{} MiB in total", growth.rate(), mib(growth.bytes));
     let finding = Finding::new(Kind::Growth, Severity::Warning, Some(device), (growth.bytes, used), what);
     Some(Finding { confidence: Some(growth.confidence), share: finding.share.min(1.0), ..finding })
 }
@@ -382,10 +382,10 @@ mod tests {
 
     #[test]
     fn memory_that_rises_again_to_an_earlier_level_is_not_growth() {
-        // Three answers of a generation; the cache of each is dropped.
+        // A model generates three answers; the cache of each answer is freed at its end.
         let cache = |at: i64| if at < 40 { at % 20 * 1_000_000 } else { (at - 40) * 1_000_000 };
         assert_eq!(judged((0..60).map(cache).collect()), None);
-        // The last part rises above all that was there before.
+        // From point 30 on, the memory rises above every earlier level.
         let leak = |at: i64| if at < 30 { at % 10 * 1_000_000 } else { (at - 30) * 1_000_000 };
         let found = judged((0..60).map(leak).collect()).expect("it grows");
         assert_eq!(

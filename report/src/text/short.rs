@@ -104,7 +104,7 @@ fn state(run: &Run, times: Times) -> String {
             format!("ended{after}, {}", crate::labels::exit(status))
         }
         State::Closed { time_ns, status: None } if run.clock == Clock::Lines => {
-            format!("ends at {}", times.time(time_ns))
+            format!("read up to {}", times.time(time_ns))
         }
         State::Closed { .. } if run.own.snapshot.is_some() => "a snapshot of one moment".to_owned(),
         State::Closed { .. } => format!("ended{after}"),

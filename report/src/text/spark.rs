@@ -34,7 +34,7 @@ pub(super) fn line(series: &Series, times: Times, width: Option<usize>, unicode:
         series.buckets.iter().filter_map(|bucket| Some(of(bucket)?.max)).max().filter(|most| *most > 0)?;
     let unit = Unit::for_largest(most);
     let (from, to) = (times.time(first), times.time(last));
-    let span = if from == to { times.clock().distance(last - first) } else { format!("{from}-{to}") };
+    let span = if from == to { times.clock().distance(last - first) } else { format!("{from} to {to}") };
     let scale = format!(" {name}, 0 to {} {}, {span}", unit.amount(most), unit.name);
     let room = width.map_or(COLUMNS, |width| width.saturating_sub(HEAD.len() + scale.chars().count()));
     let slots =

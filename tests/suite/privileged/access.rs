@@ -529,7 +529,7 @@ fn the_server_is_looked_at_too() {
     chown(&place, 0);
     mode(0o777);
     let text = client_error(&[("GPUMEM_CONTROL", &socket)], &[]);
-    assert!(text.contains("other users may write to its directory"), "{text}");
+    assert!(text.contains("other users may write to the socket's directory"), "{text}");
     mode(0o755);
     // A link from a good place to a bad one.
     let bad = machine.dir.join("bad");

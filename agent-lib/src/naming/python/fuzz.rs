@@ -307,7 +307,7 @@ fn a_frame_says_what_memory_is_for_and_its_callers_whose_it_is() {
     ];
     for (what, role) in pairs {
         assert_eq!(says(&[(work, what)]), Some((inner.clone(), Phase::Forward, role)));
-        // A frame outside of the module's call gives no role.
+        // A function with a role that calls the module, and is not called by it, gives no role.
         assert_eq!(says(&[(main, what)]), Some((inner.clone(), Phase::Forward, Role::Unknown)));
         let backward = [(work, what), (call, CodeKind::Nothing), (main, CodeKind::Backward)];
         assert_eq!(says(&backward), Some((String::new(), Phase::Backward, role)));

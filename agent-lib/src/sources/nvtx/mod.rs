@@ -88,7 +88,7 @@ pub(crate) fn report_state(core: &Core) {
         (_, _, 0) => (LayerState::Active, counted(core)),
         _ => (
             LayerState::Degraded,
-            "the NVTX of one of the program's libraries has a layout that this agent does not know"
+            "a library of the program uses an NVTX version that this agent does not know: its names are missing"
                 .to_owned(),
         ),
     };

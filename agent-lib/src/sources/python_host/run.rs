@@ -54,7 +54,8 @@ const LATER_NS: u64 = 50_000_000;
 /// Delay before the tick that continues unfinished work of an earlier tick.
 const AGAIN_NS: u64 = 200_000_000;
 const TICK_NS: u64 = 500_000_000;
-/// Time in ns without a statement on the main thread after which exact roles of tensors are reported as degraded.
+/// Longest wait (ns) for the first run of the agent's Python code. If the main thread executes no Python statement for longer, the
+/// roles of tensors are reported as not exact.
 const SILENCE_NS: u64 = 5_000_000_000;
 
 #[derive(Clone, Copy)]

@@ -132,8 +132,8 @@ impl Core {
         }
     }
 
-    /// Removes, at the begin of a free or unmap, the segments in [address, address + bytes). With `bytes` 0, removes the segment
-    /// at `address`.
+    /// Removes, at the begin of a free or unmap, the segments that start in [address, address + bytes). With `bytes` 0, removes
+    /// the segment at `address`.
     #[inline(always)]
     pub(crate) fn remove_segments(&self, thread: &Thread, call: &mut Call, address: u64, bytes: u64) {
         if self.torch.made.load(Relaxed) != 0 {

@@ -92,11 +92,13 @@ pub(super) fn versions() -> Option<Finding> {
     let others = existing.into_iter().filter(|(path, _)| own.as_ref() != Some(path));
     let others: Vec<String> = others.map(listed).collect();
     let (state, text, fix) = if !deleted.is_empty() {
-        let text =
-            format!("processes still use a library that was replaced or removed: {}", deleted.join("; "));
+        let text = format!(
+            "processes still use an agent library that was replaced or removed: {}",
+            deleted.join("; ")
+        );
         (State::Warn, text, "this does no harm; they load the new one when they are started again")
     } else if !others.is_empty() {
-        let text = format!("processes use another library than `gpumemctl run`: {}", others.join("; "));
+        let text = format!("processes use another agent library than `gpumemctl run`: {}", others.join("; "));
         (State::Ok, text, "")
     } else {
         return None;

@@ -225,7 +225,7 @@ pub(crate) fn by_job(job: &str, args: &Args) -> Result<Found> {
     if found.is_empty() {
         let asked = match &daemon {
             Some(daemon) => format!("the daemon at {}", daemon.socket.path.display()),
-            None => "no daemon (none answers: gpumemctl doctor)".to_owned(),
+            None => "no daemon (gpumemctl doctor says why none answers)".to_owned(),
         };
         let store = args.source.store.readable()?;
         let text = format!("no job {job}: asked {asked}, searched {}", store.display());

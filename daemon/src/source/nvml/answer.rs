@@ -181,13 +181,13 @@ pub(crate) enum EventKind {
     Xid(u64),
     /// The GPU's partition into instances has changed.
     Partitioned,
-    /// A health event of the GPU; the number is its index in [`HEALTH_EVENTS`].
+    /// A health event of the GPU other than an Xid; the number is its index in [`HEALTH_EVENTS`].
     Health(usize),
     /// An event of a type that was not requested.
     Other,
 }
 
-/// Memory limit of a control group on a GPU (drivers from R615 on).
+/// GPU memory limit of a control group (drivers from R615 on).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct MemoryLimit {
     pub soft_bytes: u64,

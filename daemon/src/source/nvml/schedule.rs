@@ -108,7 +108,7 @@ pub(crate) struct Schedule {
     threshold_bytes: u64,
     /// Share of wall time that lists may take, 0 to 1.
     budget: f64,
-    /// Lock time that lists may take now (ns); negative after expensive lists.
+    /// Time (ns) for which process lists may hold the driver's lock now; negative after expensive lists.
     bucket_ns: i64,
     /// Whether requested lists have used the whole credit. Then none is read on credit until the bucket is positive again.
     is_in_debt: bool,

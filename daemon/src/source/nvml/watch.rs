@@ -51,7 +51,7 @@ const DOWN: Duration = Duration::from_secs(1);
 const DOWN_IDLE: Duration = Duration::from_millis(2500);
 /// Age of the poller's records that shows that the daemon was stopped (ns). Normally the records are written within 50 ms.
 const STOPPED_NS: u64 = SECOND * 3 / 10;
-/// Pause for reading agents before records older than [`STOPPED_NS`] are translated.
+/// Pause in which agents' records are read first, before NVML records older than [`STOPPED_NS`] are translated.
 const AGENTS_FIRST: Duration = Duration::from_millis(250);
 /// Minimum time between two pauses of [`AGENTS_FIRST`].
 const AGENTS_AGAIN: Duration = Duration::from_secs(2);

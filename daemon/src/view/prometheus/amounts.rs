@@ -27,7 +27,7 @@ families! {
     CATEGORY: gauge "gpumem_process_category_bytes" &["gpu", "uuid", "pid", "start", "category"],
         "Tracked bytes by category; the categories add up to tracked.";
     TAG: gauge "gpumem_process_tag_bytes" &["gpu", "uuid", "pid", "start", "tag"],
-        "Tracked bytes by tag: the largest tags at the peak, and (other) for the rest; they add up to tracked. Only with metrics.tags above 0.";
+        "Tracked bytes by tag: the largest tags at the peak, and (other) for the rest; they add up to tracked. Only if the setting metrics.tags, the number of tags, is above 0.";
 }
 
 /// Maximum number of series of one process on one device ([`Amounts`]), without categories and tags.

@@ -17,7 +17,8 @@ const KILLS: u64 = 30;
 /// Checkpoints until it is killed, and prints a line after each.
 fn write_for_ever(path: &Path) {
     let mut store = Store::open(path).unwrap();
-    let uid = format!("writer {}", std::process::id());
+    // A process id comes again after a while.
+    let uid = format!("writer {} {:?}", std::process::id(), std::time::SystemTime::now());
     let id = store.begin(&run_at(0), &uid).unwrap();
     let mut out = std::io::stdout();
     // The test harness may have begun a line.

@@ -108,7 +108,7 @@ pub(super) fn library(process: &ProcSnapshot, path: &str) -> Option<(String, Str
         uid if uid == file.uid() => mode & 0o400 != 0,
         _ => mode & 0o044 != 0,
     };
-    let text = format!("{path} has mode {mode:04o}: its user may not read it");
+    let text = format!("{path} has mode {mode:04o}: the user of the process may not read it");
     (!is_readable).then(|| (text, format!("chmod a+r {path}")))
 }
 
@@ -152,7 +152,11 @@ pub(super) fn socket(
         let mode = file.permissions().mode() & 0o7777;
         if !is_own && mode & 0o002 == 0 {
             let fix = "the agent socket must have mode 0666: fix its systemd socket unit".to_owned();
-            return Err((State::Bad, format!("its user may not write to {path} (mode {mode:04o})"), fix));
+            return Err((
+                State::Bad,
+                format!("the user of the process may not write to {path} (mode {mode:04o})"),
+                fix,
+            ));
         }
         return match &daemons {
             Some(daemons) if identity(daemons) != identity(&local) => {

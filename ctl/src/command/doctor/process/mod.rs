@@ -182,7 +182,7 @@ impl ProcessCheck<'_> {
                     "was forked from pid {starter} (in its own namespace), whose agent it inherited: the agent is off here, \
                      because CUDA does not work in a child that was forked after CUDA was used"
                 );
-                let fix = "start such processes anew: multiprocessing's spawn or forkserver instead of fork";
+                let fix = "start child processes with multiprocessing's spawn or forkserver, not with fork";
                 self.add(Check::ProcessFork, State::Warn, text, fix);
             }
             Some(_) => {

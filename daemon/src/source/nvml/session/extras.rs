@@ -110,8 +110,8 @@ impl Session {
         device.peak.set(refused.as_ref().map(|_| Code::IMPOSSIBLE), refused);
     }
 
-    /// Reads the memory limits of the control groups whose processes are in the last list, at most every [`LIMITS_NS`]. Writes
-    /// changed limits as a fact of the device.
+    /// Reads the GPU memory limits that NVML has for the control groups whose processes are in the last list, at most every
+    /// [`LIMITS_NS`]. Writes changed limits as a fact of the device.
     pub(super) fn read_limits(&mut self, index: usize, out: &mut FrameWriter) {
         let now = now_ns();
         let device = &mut self.devices[index];

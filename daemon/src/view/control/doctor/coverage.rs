@@ -148,9 +148,9 @@ fn blocked_finding(blocked: &Blocked, now_ns: u64) -> (String, &'static str) {
             "no action: confidential computing switches tracing off; used bytes and names from frameworks remain"
         }
         43 => {
-            "use a newer driver and libcupti on this MIG instance: used bytes and names from frameworks remain"
+            "use a newer driver and libcupti on this MIG instance; until then, only used bytes and names from frameworks are known"
         }
-        45 => "use a newer driver on WSL: used bytes and names from frameworks remain",
+        45 => "use a newer driver on WSL; until then, only used bytes and names from frameworks are known",
         47 => "turn hardware event tracing off under MPS; the agent then subscribes again",
         _ => "no action: the agent retries at least once a minute",
     };

@@ -56,8 +56,8 @@ const COUNTERS: &[(Check, &str, Count, &str, &str)] = counters! {
             "raise agent.memory_mib, and MemoryMax= of the unit with it";
     }
     ControlConnections "control" {
-        ControlFull: "callers were refused because all connections were taken", "raise control.connections";
-        ControlOfUid: "callers were refused because all connections of their user were taken",
+        ControlFull: "requests to the control socket were refused because all connections were taken", "raise control.connections";
+        ControlOfUid: "requests to the control socket were refused because all connections of their user were taken",
             "raise control.connections_per_uid, or find the program that opens them";
     }
     ControlShare "control" {
@@ -70,7 +70,7 @@ const COUNTERS: &[(Check, &str, Count, &str, &str)] = counters! {
     }
     AgentIdentity "agents" {
         RefusedIdentity: "agents could not be identified", HOST_PIDS;
-        RefusedGone: "agents have no run: they had ended, and another process had their pid before their hello was read",
+        RefusedGone: "agents have no run: they had ended, and another process had their pid before the daemon read their first message",
             "find out why the daemon is late (processor time, a stopped daemon), or raise kernel.pid_max";
     }
     AgentPackets "agents" {
