@@ -2,8 +2,8 @@
 //! overcommit). Rust's standard library ends the process when an allocation fails, but the program may handle that failure.
 //!
 //! The linker redirects the standard library's calls of malloc() and so on to the functions here (build.rs). They call the C
-//! library. If that fails, they allocate from an arena in static storage, which uses no memory until it is touched. If the
-//! arena is full, the sender waits; other threads get null.
+//! library. If that fails, they allocate from an arena in static storage, which uses no memory until it is touched. If the arena
+//! is full, the agent's own thread (the sender) waits for memory; other threads get null.
 #![cfg(all(target_os = "linux", target_env = "gnu", any(target_arch = "x86_64", target_arch = "aarch64")))]
 
 use crate::base::own_thread;
@@ -57,8 +57,8 @@ unsafe fn bytes_of(at: *mut c_void) -> usize {
     unsafe { at.cast::<usize>().sub(1).read_unaligned() }
 }
 
-/// Allocates from the arena, after the C library has returned null. If the arena is full, the sender waits and calls `retry`;
-/// other threads get null.
+/// Allocates from the arena, after the C library has returned null. If the arena is full, the sender calls `retry` every 5 ms
+/// until that returns memory; other threads get null.
 fn from_arena(bytes: usize, align: usize, retry: impl Fn() -> *mut c_void) -> *mut c_void {
     let mut at = take(bytes, align);
     while at.is_null() && own_thread::is_here() {

@@ -41,7 +41,7 @@ pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Lets `write` fill the caller's buffer with a C string; returns the string's length.
+/// Lets `write` fill the caller's buffer with a C string; returns the string's length, 0 without a buffer.
 ///
 /// # Safety
 /// `out` is null or has room for `bytes` bytes.
@@ -54,7 +54,7 @@ pub(crate) unsafe fn fill(out: *mut c_char, bytes: u64, write: impl FnOnce(&mut 
     used as u64
 }
 
-/// Writes `text` to `buffer` if it fits; returns the length of `text`.
+/// Writes `text`, without a 0 at the end, to `buffer` if it fits; returns the length of `text`.
 ///
 /// # Safety
 /// `buffer` has room for `capacity` bytes, or is null.

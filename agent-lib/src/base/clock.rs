@@ -9,7 +9,7 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*, fence};
 
 /// Largest error of a time in ns, from out-of-order reads of the counter and the error of the slope. It is subtracted from the
-/// times of watermarks.
+/// time in a Watermark record, up to which all records were sent.
 pub(crate) const MARGIN_NS: u64 = 20_000;
 /// A larger difference from the kernel's clock, in ns, is a jump and not a drift.
 const JUMP_NS: i64 = 1_000_000;

@@ -1,7 +1,8 @@
 //! The agent's file descriptors: they get high numbers, and the agent checks before use that they are still its own.
 //!
-//! With high numbers the program's own descriptors keep the numbers that they have without the agent. A program that was started
-//! without standard output would write its output to the file with number 1. One that closes all descriptors expects low numbers.
+//! With high numbers the program's own descriptors keep the numbers that they have without the agent. In a program started
+//! without standard output, a file of the agent could otherwise get number 1 and receive the program's output. A program that
+//! closes all descriptors and opens its own expects low numbers.
 
 use crate::base::own_thread::soft_limit;
 use std::fs::File;
@@ -15,7 +16,8 @@ const FLOOR: RawFd = 512;
 /// Lowest descriptor number if `FLOOR` is not possible: above those of standard input, output and error.
 const LOWEST: RawFd = 3;
 
-/// Moves a new descriptor to a high number with close-on-exec; returns -1 if no usable number is free.
+/// Moves a new descriptor to a free number from `FLOOR` on, or else from `LOWEST` on, with close-on-exec. If none is free, it
+/// keeps its number; below `LOWEST` it is closed, and the result is -1.
 pub(crate) fn up(fd: RawFd) -> RawFd {
     if fd < 0 {
         return fd;
@@ -39,7 +41,7 @@ pub(crate) fn up(fd: RawFd) -> RawFd {
     fd
 }
 
-/// Moves a file's descriptor to a high number. The low number is in use only during this call.
+/// Moves a file's descriptor to a high number, as `up` does. The low number is in use only during this call.
 ///
 /// # Errors
 /// Fails with EMFILE if no usable number is free.
@@ -91,7 +93,8 @@ impl Drop for Owned {
     }
 }
 
-/// A file that stays open for a long time. If the host has reused its descriptor's number, it is neither written nor closed.
+/// A file that stays open for a long time. If the host has reused the descriptor's number for another file, that file is neither
+/// written nor closed.
 #[derive(Debug)]
 pub(crate) struct CheckedFile {
     file: ManuallyDrop<File>,

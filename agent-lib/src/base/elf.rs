@@ -1,6 +1,6 @@
 //! Reads ELF images: the loaded size of a cubin (without symbols and debug data), and the address range of a file's functions.
 //!
-//! The functions are those in the unwinder's table, because the executable segment may contain constants, too.
+//! The functions are those in the unwinder's table (.eh_frame_hdr), because the executable segment may contain constants, too.
 
 use libc::{Elf64_Ehdr, Elf64_Phdr, Elf64_Shdr, Elf64_Sym};
 
@@ -77,11 +77,11 @@ pub(crate) fn loadable_bytes(image: &[u8]) -> u64 {
 }
 
 /// First bytes of .eh_frame_hdr as linkers write it: version 1, then the encodings of a relative pointer, of a count, and of a
-/// table with pairs of a function and its description.
+/// table with pairs of a function and its description (FDE).
 const HEADER: [u8; 4] = [1, 0x1b, 0x03, 0x3b];
 
-/// Returns the addresses of the first function and of the end of the last one. `None` if the table at `header` has another
-/// format.
+/// Returns the addresses of the first function and of the end of the last one; the latter is `end` if the last function's size is
+/// unknown. `None` if the table at `header` has another format, or addresses outside of `start` to `end`.
 ///
 /// # Safety
 /// `bytes` bytes from `header` on must be readable, and so must everything between `start` and `end`.
@@ -104,7 +104,8 @@ pub(crate) unsafe fn functions(
     let last = header + 12 + (count - 1) * 8;
     let (first, last, description) =
         (near(header, header + 12)?, near(header, last)?, near(header, last + 4)?);
-    // A description has four words: length, offset of the common part, function (relative to this word), its size in bytes.
+    // A description (FDE) begins with four words: length, offset of the common part, function (relative to this word), its size
+    // in bytes.
     let described = start <= description && description.checked_add(16)? <= end;
     let known = described && near(description + 8, description + 8) == Some(last);
     let to = if known { last + word(description + 12) as usize } else { end };

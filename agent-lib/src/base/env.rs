@@ -1,4 +1,5 @@
-//! Every environment variable that the agent reads: once, while it starts, because the program may change them later.
+//! Every environment variable that the agent reads, except GPUMEM_FAULT of debug builds (fault_injection.rs). Each is read once,
+//! while the agent starts, because the program may change it later.
 
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
@@ -9,14 +10,14 @@ pub(crate) const DISABLE: &str = "GPUMEM_DISABLE";
 pub(crate) const SOCKET: &str = "GPUMEM_SOCKET";
 /// Write a recording to this file instead of connecting; `%p` is the pid.
 pub(crate) const RECORD: &str = "GPUMEM_RECORD";
-/// Directories below which the daemon may have recordings and dumps created (`gpumemctl record`), with colons between. Default:
-/// the directory in which the program begins, and that for temporary files.
+/// Absolute paths of directories below which the daemon may have recordings and dumps created (`gpumemctl record`), with colons
+/// between. Default: the current directory at the start of the agent, and that for temporary files.
 pub(crate) const RECORD_DIRS: &str = "GPUMEM_RECORD_DIRS";
 /// Name of the job that this process belongs to.
 pub(crate) const JOB: &str = "GPUMEM_JOB";
-/// Number of records that the ring holds before the sender must have sent them; a power of two.
+/// Number of records that the ring holds before the sender must have sent them; rounded up to a power of two.
 pub(crate) const RING_SLOTS: &str = "GPUMEM_RING_SLOTS";
-/// Milliseconds that the end of the program waits at most for its last records to be sent; less when they are.
+/// Longest time in ms for which the end of the program waits until its last records are sent.
 pub(crate) const EXIT_WAIT: &str = "GPUMEM_EXIT_WAIT_MS";
 /// Number of live allocations and blocks that the live table has room for.
 pub(crate) const LIVE_ROWS: &str = "GPUMEM_LIVE_ROWS";
@@ -27,13 +28,13 @@ pub(crate) const CUPTI_PATH: &str = "GPUMEM_CUPTI_PATH";
 /// Another tool's injection library, to be loaded first.
 pub(crate) const NEXT_INJECTION: &str = "GPUMEM_NEXT_INJECTION64_PATH";
 
-/// `0` switches a source of names off: everything about PyTorch.
+/// `0`: nothing of PyTorch is observed (blocks, modules, backward pass, out-of-memory reports).
 pub(crate) const TORCH: &str = "GPUMEM_TORCH";
 /// `0`: no names from Python frames.
 pub(crate) const FRAMES: &str = "GPUMEM_FRAMES";
 /// `0`: no names for the backward pass.
 pub(crate) const AUTOGRAD: &str = "GPUMEM_AUTOGRAD";
-/// `0`: no code of ours runs in the interpreter unless the program imports `gpumem`.
+/// `0`: the agent runs no Python code in the interpreter, unless the program imports `gpumem`.
 pub(crate) const PYTHON: &str = "GPUMEM_PYTHON";
 /// `0`: NVTX ranges are not scopes.
 pub(crate) const NVTX: &str = "GPUMEM_NVTX";
@@ -44,12 +45,12 @@ pub(crate) const LINES: &str = "GPUMEM_LINES";
 /// NVTX domains whose ranges are scopes, in addition to the default one, separated by commas; `*` for all.
 pub(crate) const NVTX_DOMAINS: &str = "GPUMEM_NVTX_DOMAINS";
 
-/// `1`: NVTX ranges that are started and ended, which belong to the process, are the tag of threads without another one.
+/// `1`: NVTX ranges of the process (nvtxRangeStart to nvtxRangeEnd) name the memory of threads without another name.
 pub(crate) const NVTX_RANGES: &str = "GPUMEM_NVTX_RANGES";
-/// Library that NVTX loads; usually this one, as in the driver's variable.
+/// Read by NVTX: the injection library that it loads; usually libgpumem.so, as in CUDA_INJECTION64_PATH.
 pub(crate) const NVTX_INJECTION: &str = "NVTX_INJECTION64_PATH";
 
-/// Kineto's: it finalizes CUPTI some time after each trace.
+/// Read by Kineto, PyTorch's profiler: if set, Kineto finalizes CUPTI some time after each trace.
 pub(crate) const TEARDOWN: &str = "TEARDOWN_CUPTI";
 
 /// Variables of rank, local rank and world size, for each launcher. The first launcher whose rank is set counts, because a
@@ -67,8 +68,9 @@ const RANK_CLAIMS: [&str; 3] = ["rank", "local_rank", "world_size"];
 /// Set in tasks of Slurm. A batch script is not a task, although its SLURM_PROCID is 0.
 const SLURM_STEP: &str = "SLURM_STEP_ID";
 
-/// Further variables of launchers, Kubernetes and PyTorch, with their names in a Hello. POD_NAME and so on are conventional
-/// names for the downward API. It does not provide the container's name, and CONTAINER_NAME has other meanings elsewhere.
+/// Further variables of launchers, Kubernetes and PyTorch, with their names in the Hello, the agent's first message to the
+/// daemon. POD_NAME and so on are conventional names for the downward API. The downward API does not provide the container's
+/// name, and CONTAINER_NAME has other meanings elsewhere.
 const CLAIMS: &[(&str, &str)] = &[
     ("job", JOB),
     ("slurm_job", "SLURM_JOB_ID"),
@@ -118,14 +120,14 @@ pub struct Settings {
     /// The last of `sockets`, if any user could have made its directory. The directory's owner is checked before connecting.
     pub doubtful_socket: Option<PathBuf>,
     pub record: Option<PathBuf>,
-    /// Directories without symbolic links in their paths.
+    /// The directories of [`RECORD_DIRS`], without symbolic links in their paths.
     pub record_dirs: Vec<PathBuf>,
     pub ring_slots: u64,
     pub exit_wait_ms: u64,
     pub live_rows: u64,
     pub name_bytes: u64,
     pub cupti: Option<PathBuf>,
-    /// Directories in which toolkits and environments may keep a libcupti.
+    /// Values of CUDA_HOME, CUDA_PATH and CUDA_ROOT: CUDA toolkits, which may contain a libcupti.
     pub cuda_homes: Vec<PathBuf>,
     /// $CONDA_PREFIX.
     pub conda: Option<PathBuf>,
@@ -188,7 +190,8 @@ fn is_set(name: &str) -> bool {
 /// Whether this program is an MPS server, which uses the GPU for other programs. An agent in it would observe all those programs.
 /// The server inherits the variables of the shell or job that started its control daemon.
 ///
-/// It is recognized by its file. Its name in the kernel has 15 letters, can be changed, and is also the control daemon's.
+/// The server is recognized by its file. Its name in the kernel (comm) is cut to 15 bytes, can be changed, and equals that of the
+/// control daemon.
 fn is_mps_server() -> bool {
     let program = std::fs::read_link("/proc/self/exe").ok();
     // If an update has replaced the file of the running program, the name ends in " (deleted)".
@@ -201,7 +204,7 @@ fn number(name: &str, default: u64, low: u64, high: u64) -> u64 {
     value.map_or(default, |value| value.clamp(low, high))
 }
 
-/// Returns the directories of [`RECORD_DIRS`] that exist; by default the current directory and that for temporary files.
+/// Returns the absolute directories of [`RECORD_DIRS`] that exist; by default the current directory and that for temporary files.
 fn record_dirs(get: impl Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
     let dirs: Vec<PathBuf> = match get(RECORD_DIRS) {
         Some(dirs) => std::env::split_paths(&dirs).filter(|dir| dir.is_absolute()).collect(),

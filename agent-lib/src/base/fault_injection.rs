@@ -1,5 +1,6 @@
 //! Deliberate panics for tests, only in debug builds. Each injection point has a name: `GPUMEM_FAULT=guard:7` panics in the
-//! seventh callback, `torch.report:7` in the seventh call of PyTorch's allocator to the agent.
+//! seventh call of [`guard`](crate::driver::guard::guard). `torch.report:7` panics in the seventh call of PyTorch's allocator to
+//! the agent.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};

@@ -1,5 +1,6 @@
 //! Compatibility with glibc 2.17 and later. The linker redirects each call of a function below, also from the standard library,
-//! to the name with the prefix `__wrap_` (build.rs). These functions call the symbol version that every glibc has.
+//! to the name with the prefix `__wrap_` (build.rs). The functions with the prefix call the symbol version that every glibc has,
+//! or make the system call.
 #![cfg(all(target_os = "linux", target_env = "gnu", any(target_arch = "x86_64", target_arch = "aarch64")))]
 
 use std::ffi::{c_char, c_int, c_long, c_void};
@@ -24,7 +25,7 @@ macro_rules! first {
     };
 }
 
-/// Defines functions whose names are `$prefix` and `$name`. Each jumps to `$name` with this symbol version.
+/// Defines functions whose names are `$prefix` and `$name`. Each jumps to `$name` with the symbol version `$version`.
 macro_rules! old {
     ($prefix:literal, $version:tt!$arguments:tt: $( $name:literal )*) => { $(
         std::arch::global_asm!(

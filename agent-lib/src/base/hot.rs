@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, AtomicUsize}
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct HotWords {
-    /// Used by record/status.rs: whether the agent works in this process.
+    /// Used by record/status.rs: whether the agent has not started, makes records, or does nothing.
     pub phase: AtomicU8,
     /// Used by record/high_water.rs: whether a range is open whose peak is measured.
     pub peaks_open: AtomicBool,

@@ -90,7 +90,7 @@ impl<'a> Image<'a> {
         self.end(address, PF_X).is_some()
     }
 
-    /// Whether `value` is an address as in the file, relative to the base, and not an address in memory.
+    /// Whether `value` is below the end of a segment in the file. Then it is an address relative to the base, not one in memory.
     pub(crate) fn is_offset(&self, value: usize) -> bool {
         let ends = self.headers.iter().filter(|header| header.p_type == PT_LOAD);
         ends.map(|load| load.p_vaddr.saturating_add(load.p_memsz)).any(|end| (value as u64) < end)

@@ -56,8 +56,8 @@ pub(crate) fn find_mapped<F: FnMut(MappedFile<'_>) -> bool>(mut visit: F) {
 pub(crate) fn write_sealed(image: &Image<'_>, at: usize, write: impl FnOnce()) -> bool {
     // SAFETY: passes no pointers.
     let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096).max(4096);
-    // The loader makes only whole pages read-only, so not the last one. If the page is writable now, the loader has not finished
-    // with this file and makes the page read-only afterwards.
+    // The loader makes only whole pages of the segment read-only, so a partial last page stays writable. If the page is writable
+    // now, the loader has not finished with this file and makes the page read-only afterwards.
     let is_writable = if image.is_page_sealed(at, page) { is_page_writable(at) } else { Some(true) };
     let start = (at & !(page - 1)) as *mut c_void;
     // SAFETY: a page of a mapped file, which is readable all the time.

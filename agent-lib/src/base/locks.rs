@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering::*};
 use std::sync::{LockResult, Mutex, MutexGuard, TryLockResult};
 
-/// Number of forks before this process: increases in a forked child that starts its own agent.
+/// Number of forks between the first process with an agent and this one. Increases in a forked child that starts its own agent.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 
 /// Makes every [`ForkMutex`] free in a forked child, before the child starts its own agent.

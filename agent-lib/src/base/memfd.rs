@@ -50,7 +50,7 @@ unsafe impl Send for Shared {}
 // SAFETY: as above.
 unsafe impl Sync for Shared {}
 
-/// Returns zeroed memory that is never freed; `None` without memory. Untouched pages use no memory. It is mapped and not
+/// Returns zeroed memory that is never freed; `None` if the mapping fails. Untouched pages use no memory. It is mapped and not
 /// allocated, because the host's allocator may call the driver.
 pub(crate) fn anonymous<T>(count: usize) -> Option<&'static [T]> {
     let bytes = count.checked_mul(size_of::<T>())?.max(1);
@@ -83,7 +83,7 @@ impl<T, const COUNT: usize> Deref for Zeros<T, COUNT> {
     }
 }
 
-/// A table of atomics in anonymous memory, made when it is first needed.
+/// A table of atomics in anonymous memory, empty until `make` maps it.
 #[derive(Debug)]
 pub(crate) struct LazyTable<T: 'static, const COUNT: usize>(AtomicPtr<T>);
 

@@ -48,8 +48,9 @@ pub(crate) fn start_ticks() -> u64 {
     fields_of(&stat).nth(19).and_then(|ticks| ticks.parse().ok()).unwrap_or(0)
 }
 
-/// Whether the agent's thread is the last one of the process, after `main` was left by `pthread_exit`. It would run forever,
-/// because no signal is delivered to it. When it ends, the C library ends the process, as without the agent. False without /proc.
+/// Whether the agent's thread is the last one of the process, after `main` was left by `pthread_exit`. The agent's thread would
+/// run forever, because no signal is delivered to it. When it ends, the C library ends the process, as without the agent. The
+/// result is false without /proc.
 pub(crate) fn is_alone() -> bool {
     let stat = std::fs::read("/proc/self/stat").unwrap_or_default();
     let mut fields = fields_of(&stat);

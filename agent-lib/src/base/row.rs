@@ -58,7 +58,7 @@ pub(crate) fn mix(a: u64, b: u64) -> u64 {
 pub(crate) struct RowExtra {
     /// Tag of the row before its first retag; the row itself has the current tag. Only if `RETAGGED` is set.
     pub(crate) first_tag: u32,
-    /// Role and phase that the program has set later (retag), four bits each.
+    /// Role (low four bits) and phase (high four bits) that retags have set.
     pub(crate) use_as: u8,
     /// The flags `RETAGGED` and `PENDING`.
     pub(crate) flags: u8,
@@ -98,7 +98,7 @@ impl RowExtra {
 /// A copy of a row of the live table.
 #[derive(Debug, Clone, Copy)]
 pub struct RowCopy {
-    /// The record of the allocation, as first sent.
+    /// The record that made the row, with later changes of its words, for example of the tag.
     pub row: Row,
     pub(crate) beside: RowExtra,
 }

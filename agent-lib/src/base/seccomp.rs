@@ -32,7 +32,8 @@ fn survives() -> bool {
                 break;
             }
         }
-        // If no child could be created, the filter made the call fail. Then it probably makes other calls fail, too.
+        // If no child could be created, the filter made clone() fail. Then it probably makes forbidden calls fail, and does not
+        // end the process.
         child < 0 || (got >= 0 && status == 0)
     })
 }

@@ -65,8 +65,8 @@ pub(crate) fn descriptor() -> RawFd {
     checked(&READ).unwrap_or(-1)
 }
 
-/// Empties the pipe if it is `readable`, when the sender is awake. Also without `WOKEN`: a thread may have been stopped between
-/// setting it and writing its byte.
+/// Called by the sender when it is awake: empties the pipe if it is `readable`, even if `WOKEN` is false. A thread may have been
+/// stopped between setting `WOKEN` and writing its byte.
 pub(crate) fn taken(readable: bool) {
     if readable {
         let mut bytes = [0_u8; 16];
