@@ -160,7 +160,8 @@ impl Core {
         stays
     }
 
-    /// Records the end of a context or the reset of a device, and removes its allocations. There are no calls that free them.
+    /// Records the end of a context or the reset of a device, and removes the rows of the memory that ends with it. The driver
+    /// frees that memory without calls of cuMemFree.
     pub(crate) fn context_ended(&self, thread: &Thread, at: RecordContext, scope: DestroyScope) {
         self.recorder.record(thread, at, Body::ContextDestroy { scope }, |recorder, _| {
             recorder.live.remove_where(|taken| {

@@ -114,7 +114,8 @@ impl Devices {
         (unsafe { get(&mut free, &mut total) } == 0).then_some((free as u64, total as u64))
     }
 
-    /// Whether the driver has this device; true if the driver's call fails. Not in resource callbacks, which must not call it.
+    /// Whether the driver has this device; true if the driver's call fails. Not for resource callbacks, which must not call the
+    /// driver.
     pub(crate) fn exists(&self, ordinal: u32) -> bool {
         match self.count() {
             Some((0, count)) => i64::from(ordinal) < i64::from(count),
@@ -122,8 +123,8 @@ impl Devices {
         }
     }
 
-    /// Whether cuDevicePrimaryCtxRetain, which begins now, will create a context. If the driver does not answer, this depends on
-    /// the contexts that were added.
+    /// Whether cuDevicePrimaryCtxRetain, which begins now, will create a context. If the driver does not answer, the result is
+    /// true if no context of the device was added.
     pub(crate) fn retain_creates(&self, ordinal: u32) -> bool {
         if self.primary.get(ordinal as usize).is_some_and(|primary| primary.load(Relaxed) != 0) {
             return false;
@@ -213,7 +214,8 @@ impl Devices {
             id,
             name,
         };
-        // The number of threads that can run at a time, which determines the memory for stacks of GPU threads.
+        // The field `context` has the number of multiprocessors and that of threads in each, which determine the memory for
+        // stacks of GPU threads.
         let (many, each) = (u16::try_from(multiprocessors), u16::try_from(threads));
         let context = u32::from(many.unwrap_or(0)) << 16 | u32::from(each.unwrap_or(0));
         let stamp = Stamp { device: ordinal as u8, context, ..Stamp::default() };

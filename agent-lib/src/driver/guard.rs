@@ -7,8 +7,9 @@ use crate::threads::{self, Thread};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
-/// Runs `work`. Returns `absent` instead if the agent is disarmed, if the thread has no place in the table, or if the thread is
-/// inside of the agent already (in a signal handler, or in a driver call of the agent). A panic is caught and disarms the agent.
+/// Runs `work`. Returns `absent` instead if the agent is disarmed, or if the table of threads has no place for the thread. Also
+/// returns `absent` if the thread is inside of the agent already (in a signal handler, or in a driver call of the agent). A panic
+/// is caught and disarms the agent.
 #[inline(always)]
 pub fn guard<T>(absent: T, work: impl FnOnce(&'static Core, &'static Thread) -> T) -> T {
     if !status::armed() {

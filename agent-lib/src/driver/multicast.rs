@@ -1,5 +1,5 @@
-//! Handles of multicast objects. They look like handles of memory, but have no memory, so their cuMemMap and cuMemRelease are
-//! ignored.
+//! Handles of multicast objects. They look like handles of memory, but have no memory, so calls of cuMemMap and cuMemRelease with
+//! them are ignored.
 
 use crate::base::memfd::Zeros;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};

@@ -1,6 +1,7 @@
-//! Pools of the driver. Their reserved bytes are polled, because pools shrink at synchronisations, which have no callback.
+//! Pools of the driver. Their reserved bytes are polled, because pools shrink at synchronisations, for which the agent has no
+//! callback.
 //!
-//! A pool is polled when a call that may change it returns: at once if the pool may have grown or was trimmed, else at most ten
+//! A pool is polled when a call that may change it returns: each time if the pool may have grown or was trimmed, else at most ten
 //! times a second. The sender polls each pool once a second.
 //!
 //! The program could destroy a pool while the sender polls it, so the callback of cuMemPoolDestroy waits for the sender, for
@@ -47,7 +48,7 @@ pub(crate) fn graph_memory(device: u8) -> u64 {
 #[derive(Debug, Default)]
 pub struct DriverPools {
     pub(super) pools: Zeros<Pool, POOLS>,
-    /// The pool that stream-ordered allocations of a device use; 0 while it is unknown.
+    /// For each device, the pool of stream-ordered allocations whose call does not name one; 0 while it is unknown.
     pub(super) current: Zeros<AtomicU64, DEVICES>,
     /// The pool that the sender is polling; 0 for none.
     pub(super) asking: AtomicU64,
@@ -85,7 +86,8 @@ impl DriverPools {
         managed || host
     }
 
-    /// Waits until the sender has finished its current poll: it may be polling a pool that was just removed here.
+    /// Waits until the sender has finished its current poll, half a second at most: it may be polling the pool that was just
+    /// removed.
     pub(super) fn wait_for_sender(&self) {
         let asking = self.asking.load(SeqCst);
         for turn in 0..MAX_TURNS {

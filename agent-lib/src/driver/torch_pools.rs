@@ -21,8 +21,10 @@ pub(crate) struct PendingBlock {
     pub(crate) events: [AtomicU64; EVENTS],
 }
 
-/// PyTorch's allocator on a device. A *report* is its call for the use or free of a block. All fields but `check_due` are written
-/// while PyTorch holds its mutex for the device. The fields that each report uses come first, in one cache line.
+/// PyTorch's allocator on a device. A *report* is the allocator's call of reportMemoryUsageToProfiler when a block is allocated
+/// or freed. Reports write the fields while PyTorch holds its mutex for the device. Without that mutex, the sender writes
+/// `check_due` and `is_unknown`, and sources/torch/adopt.rs and frees of segments write others. The fields that each report uses
+/// come first, in one cache line.
 #[derive(Debug, Default)]
 #[repr(C, align(128))]
 pub struct Device {
@@ -37,12 +39,13 @@ pub struct Device {
     /// `reserved` minus `segments` at the last report, in bytes. Between reports the two also differ while a segment is added or
     /// removed.
     pub(crate) unseen: AtomicI64,
-    /// Bytes of live blocks that PyTorch had before the agent started.
+    /// Bytes of live blocks that are older than the agent and are not recorded.
     pub older: AtomicU64,
     pub(crate) reports: AtomicU64,
     /// Number of pending blocks: freed, but waiting for events.
     pub(crate) pending: AtomicU32,
-    /// Whether the pool's totals are to be recorded when PyTorch reports the next block. Set by the sender.
+    /// Whether the pool's totals are to be recorded at the next report. Set by the sender, and when the pool is made if there are
+    /// older blocks.
     pub(crate) check_due: AtomicBool,
     /// Bytes of `unseen` that were recorded as older than the agent.
     pub(crate) baseline: AtomicI64,

@@ -1,8 +1,8 @@
 //! Records handles of physical memory (cuMemCreate) and their mappings (cuMemMap). The memory is freed when a handle has neither
 //! references nor mappings.
 //!
-//! The driver may reuse a handle's number when its last release has begun. From then on the handle's row has the key `Backing`:
-//! the seq of its record, which is also in the rows of its mappings.
+//! The driver may reuse a handle's number when its last release has begun. From then on, if the handle still has mappings, its
+//! row has the key `Backing`, which is the seq of its record. The rows of its mappings have that seq, too.
 
 use crate::base::descriptor::Identity;
 use crate::base::row::{Key, RowCopy, RowExtra, kind, kind_of};
@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering::AcqRel;
 
 /// Mappings start at multiples of this number of bytes.
 const GRANULE: u64 = 2 << 20;
-/// Maximum number of mappings that one call may remove.
+/// Maximum number of addresses at which one call looks for a mapping.
 const MOST_MAPPINGS: u64 = 1 << 16;
 
 impl Core {
@@ -123,7 +123,7 @@ impl Core {
         self.recorder.live.insert(by_number, &back.row, back.beside);
     }
 
-    /// Records a mapping of a handle. Returns whether its memory belongs to this process.
+    /// Records a mapping of a handle. Returns true if this process created the handle, false if it was imported or is unknown.
     pub(crate) fn map_handle(
         &self,
         thread: &Thread,

@@ -1,4 +1,4 @@
-//! Starts the agent, usually in `InitializeInjection` on the thread that calls cuInit. It takes a few milliseconds.
+//! Starts the agent, usually in `InitializeInjection` on the thread that calls cuInit. The start takes a few milliseconds.
 
 use crate::base::env::Settings;
 use crate::base::fault_injection;
@@ -67,7 +67,8 @@ fn ready() -> Option<&'static Core> {
     Core::get().filter(|core| status::armed() || core.pid != std::process::id())
 }
 
-/// Makes the core and installs the handlers, without the driver. `None` if the agent is disabled or another copy runs.
+/// Makes the core and installs the handlers of fork and exit. Does not use the driver. `None` if the agent is disabled or another
+/// copy runs.
 fn prepare(settings: impl FnOnce() -> Settings) -> Option<&'static Core> {
     let pid = std::process::id();
     let _starting = Starting::take(pid);

@@ -59,7 +59,8 @@ pub(crate) fn configure(core: &'static Core, key: &str, value: &str) -> bool {
     switch(value).map(|is_on| recorder::set_recorded(class, is_on)).is_some()
 }
 
-/// Starts a recording with the file and limits that `configure` has set. Returns whether it was started.
+/// Starts a recording with the file and limits that `configure` has set. Returns whether it is open now, or waits for its first
+/// step.
 pub(crate) fn start(core: &'static Core) -> bool {
     let request = slot().map(|slot| RecordingRequest::Start(slot.record_file.clone(), slot.limits));
     request.is_some_and(|request| post(core, request).errno == 0)
@@ -85,7 +86,7 @@ pub(crate) fn post(core: &'static Core, request: RecordingRequest) -> RecordingR
     request_with_timeout(request, REQUEST_TIMEOUT)
 }
 
-/// Notifies the sender that a step begins, if a recording waits for it. Called before the step is recorded.
+/// Notifies the sender that a step begins, if a recording has to begin or end with it. Called before the step is recorded.
 #[inline(always)]
 pub(crate) fn step(core: &'static Core, number: u64) {
     if concerns_step(number) {
@@ -97,6 +98,6 @@ pub(crate) fn step(core: &'static Core, number: u64) {
 fn crossed(core: &'static Core, number: u64) {
     let _uncancelled = Uncancelled::now();
     sender::start(core);
-    // If the sender does not reply in time, the recording begins with the next step.
+    // If the sender does not reply in time, the recording begins or ends with the next step.
     let _ = request_with_timeout(RecordingRequest::Step(number), STEP_TIMEOUT);
 }

@@ -1,5 +1,5 @@
-//! The agent's own report of this process's live memory, used if no daemon answers. It has no data of NVML, so no memory outside
-//! of recorded allocations, and no history. Not for callbacks: it allocates.
+//! The agent's own report of this process's live memory, used if no daemon answers. The report has no data of NVML, so no memory
+//! outside of recorded allocations, and no history. Not for callbacks: its functions allocate.
 //!
 //! A line of the report is the sum of the rows with the same device, class, kind, tag and role. Classes overlap: the same memory
 //! may be part of a block, a segment and an allocation.
@@ -49,7 +49,8 @@ pub(crate) fn order_of(name: &str) -> Option<fn(&Sum) -> u64> {
     })
 }
 
-/// Returns the daemon's report, or if there is none, the agent's own: text, or JSON as described in docs/c-api.md.
+/// Returns the daemon's report, or if there is none, the agent's own: text, or JSON as described in docs/c-api.md. `order` and
+/// `ascending` sort the agent's own only. With `reset`, the statistics of counters restart afterwards.
 pub(crate) fn dumps(
     core: &'static Core,
     what: AskKind,
@@ -189,7 +190,8 @@ fn json(core: &Core, lines: &[(Key, Sum)]) -> String {
     report.0 + "\n"
 }
 
-/// Returns free and total bytes of a device from the driver; `None` without a current context on it and without a primary one.
+/// Returns free and total bytes of a device from the driver; `None` if neither the current context nor an active primary context
+/// is on the device.
 pub(crate) fn memory_info(core: &Core, ordinal: i32) -> Option<(u64, u64)> {
     let devices = &core.devices;
     if devices.current() == Some(ordinal) {

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 static INSTALLED: AtomicBool = AtomicBool::new(false);
 
-/// Installs the handlers that disarm children. Called by one thread at a time.
+/// Installs the handlers of fork and exit. Called by one thread at a time.
 pub(crate) fn install() {
     if INSTALLED.swap(true, Relaxed) {
         return;
@@ -21,7 +21,8 @@ pub(crate) fn install() {
     }
 }
 
-/// Waits until the sender has released the loader's lock: if it were held at the fork, the child could never take it.
+/// Waits, for a limited time, until no thread of the agent holds the loader's lock (dl_iterate_phdr). If that lock were held at
+/// the fork, the child could never take it.
 extern "C" fn before() {
     panic::shielded((), || {
         fault_injection::at("fork");

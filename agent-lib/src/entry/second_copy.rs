@@ -3,9 +3,10 @@
 //! If a process has two copies of the agent (the injected file and that of a Python wheel), the second forwards calls to the
 //! first.
 //!
-//! The second copy finds the first by the name of its memfd in /proc/self/fd: it contains the pid, and the address of the table
-//! of functions. In a forked child the name has the parent's pid, and exec() closes the memfd. An environment variable would not
-//! work: a program may clear it, and children would inherit it. File names of the copies differ.
+//! The second copy finds the first in /proc/self/fd: the name of the first copy's memfd contains the pid, and the address of its
+//! table of functions. In a forked child the name has the parent's pid, and exec() closes the memfd. An environment variable
+//! would not work: a program may clear it, and children would inherit it. The file names of the copies differ, so they cannot be
+//! used either.
 
 use crate::Functions;
 use crate::base::memfd::PREFIX;
