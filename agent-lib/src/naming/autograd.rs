@@ -1,11 +1,12 @@
 //! Names the nodes of PyTorch's backward pass, so that their allocations have the names of the forward pass.
 //!
-//! PyTorch's engine calls `Engine::evaluate_function` for each node, through a slot (GOT entry) of the library. The agent puts
-//! its own function into the slot. It notes which node runs on the thread and calls the original, whose exceptions pass through.
+//! PyTorch's engine calls `Engine::evaluate_function` for each node, through a slot (GOT entry) of libtorch_cpu. The agent puts
+//! its own function into the slot. That function notes which node runs on the thread and calls the original, whose exceptions
+//! pass through.
 //!
-//! A node carries the id of the thread that made it and its sequence number on that thread (sequence.rs). Their offsets differ
-//! between releases, so they are found with a few nodes of known numbers. The agent runs no graph for that: a process that has
-//! run one cannot fork children that run another.
+//! A node carries the id of the thread that made it and its sequence number on that thread (sequence.rs). The offsets of both
+//! words differ between releases, so they are found with a few nodes of known numbers. The agent runs no graph for that: a
+//! process that has run one cannot fork children that run another.
 //!
 //! An in-place operation may allocate nothing, so no allocation names its node. PyTorch calls `rebase_history` with the node of
 //! each in-place operation. The agent replaces that slot, too, and gives the node the thread's current name.
@@ -55,7 +56,8 @@ static NEXT_REBASE: AtomicUsize = AtomicUsize::new(0);
 /// Number of the register argument of `rebase_history` that points to the edge: `SECOND`, `THIRD` or `UNKNOWN`. It is the third
 /// if the first one is the address for the result.
 static EDGE: AtomicU8 = AtomicU8::new(UNKNOWN);
-/// The first word that the second argument pointed to in the last call: the node's address, if that argument is the edge.
+/// The first word that the second argument pointed to in the last call before calibration: the node's address, if that argument
+/// is the edge.
 static LAST_EDGE: AtomicU64 = AtomicU64::new(0);
 const UNKNOWN: u8 = 0;
 const SECOND: u8 = 2;
@@ -240,7 +242,7 @@ pub(crate) fn name_of_running(thread: &Thread) -> Option<AllocationName> {
     Some(AllocationName { tag, phase: Phase::Backward, ..AllocationName::default() })
 }
 
-/// Gives the tag of an allocation to the node that the thread made last, unless that node has a name. Tag 0 marks the node as
+/// Gives the tag of an allocation to the node that the thread made last, unless that node has an entry. Tag 0 marks the node as
 /// one without a name.
 #[inline(always)]
 pub(crate) fn name_last_node(thread: &Thread, tag: u32) {
@@ -275,7 +277,7 @@ pub fn is_torch_loaded() -> bool {
     NEXT.load(Acquire) != 0 || slot::with(is_library, |_| ()).is_some()
 }
 
-/// Finds the engine and replaces its slot, once. Not for callbacks: it allocates.
+/// Finds the engine and replaces the slot of `Engine::evaluate_function`, once. Not for callbacks: it allocates.
 pub(crate) fn attach(core: &Core) {
     let enabled = core.settings.layers;
     if SEARCHED.load(Acquire) || !enabled.torch || !enabled.autograd {

@@ -134,8 +134,9 @@ fn follow(memory: &impl Memory, node: u64, steps: &[u32]) -> Option<u64> {
     steps.iter().try_fold(node, |at, &step| word(memory, at, offset(step)))
 }
 
-/// Returns the tag of a parameter, for its gradient; 0 if the agent's Python code has not named the parameter. Also returns 0
-/// if the gradient's memory is larger than the parameter's: it may hold gradients of other parameters, too.
+/// Returns the tag of a parameter, for its gradient; 0 if the agent's Python code has not named the parameter. Also returns 0 if
+/// the gradient's memory is larger than the parameter's: it may hold gradients of other parameters, too. For parameters of
+/// `SPLIT_ABOVE` bytes or more, a difference up to `SPLIT_ABOVE` is allowed.
 fn name_of_gradient(parameter: &RowCopy, gradient: &RowCopy) -> u32 {
     let is_named = parameter.later_use().0 == Role::Parameter;
     let (bytes, own) = (gradient.row[3], parameter.row[3]);
@@ -161,7 +162,8 @@ impl Core {
         if accumulating & NESTED != 0 && matches!(born, Phase::Forward | Phase::Backward) {
             return;
         }
-        // If a module was moved, the parameter's row has an outdated name; the current module's name is newer.
+        // If a module was moved since the parameters were named, the parameter's row has an outdated name. Then the gradient
+        // keeps the name with which its block was recorded.
         let leaf = leaf.filter(|_| python::MODULES.has_current_parameters());
         let tag = leaf.map_or(0, |(_, leaf)| name_of_gradient(&leaf, &row));
         self.record_retag(thread, key, row.retag((Role::Gradient, Phase::Unknown)), tag);

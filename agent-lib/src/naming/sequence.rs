@@ -1,8 +1,9 @@
 //! Table of the names of autograd's nodes: maps a node's number to the tag of the forward pass that made it.
 //!
-//! Each thread numbers its nodes from 0, so PyTorch's thread id and the number identify a node. PyTorch makes an operation's
-//! node before it runs the operation, so an allocation in the forward pass belongs to the node made last. The node gets the tag
-//! of the first such allocation. Later allocations, up to the next node, may belong to another module that makes no node.
+//! Each thread numbers its nodes from 0, so PyTorch's thread id and the number identify a node. PyTorch makes an operation's node
+//! before it runs the operation, so an allocation in the forward pass belongs to the node made last. The node gets the tag of the
+//! first such allocation. Later allocations, up to the next node, may belong to another module that makes no node, so they do not
+//! change the tag.
 //!
 //! Each number has one word, and there is no lock: a forward pass writes, threads of the backward pass read. Two numbers that
 //! are `ENTRIES` apart share a word, and the later node replaces the earlier one.
@@ -85,9 +86,9 @@ impl Table {
 
     /// Returns the tag of `node`; 0 if it has no name.
     ///
-    /// A node without an entry is a view. Directly after a named node it ends that node's operation and has its name. So does an
-    /// addition after such a view (of a bias to a product). A node further away begins the next operation and has that one's
-    /// name, unless the next operation has none.
+    /// A node without an entry is taken for a view. Directly after a named node it ends that node's operation and has the name of
+    /// that node. So does an addition after such a view (of a bias to a product). A node further away begins the next operation
+    /// and has that operation's name. If the next operation has none, it has the name of the nearest earlier node within `NEAR`.
     #[inline]
     pub(crate) fn look_up(&self, node: Node) -> u32 {
         let ends = if node.0 & ADDS == 0 { VIEW_BEHIND } else { ADDITION_BEHIND };

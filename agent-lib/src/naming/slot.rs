@@ -12,12 +12,13 @@ pub(crate) enum SlotResult {
     Replaced,
     /// The library calls the function directly.
     NoSlot,
-    /// The loader has not finished with the library, or the slot's page could not be made writable.
+    /// The loader has not finished with the library, the original function is not found yet, or the slot's page could not be made
+    /// writable.
     NotYet,
 }
 
 /// Runs `work`, which must not allocate, with the first loaded library whose file name matches. Returns `None` if no library
-/// matches or another thread forks.
+/// matches, or if another thread forks or holds the lock of `callers::in_loader` for too long.
 pub(crate) fn with<T>(matches: fn(&[u8]) -> bool, work: impl FnOnce(&Image<'_>) -> T) -> Option<T> {
     let (mut work, mut done) = (Some(work), None);
     callers::in_loader(|| {

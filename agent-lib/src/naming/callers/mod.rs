@@ -1,8 +1,8 @@
 //! Finds the library that made a driver call from return addresses on the stack, in the callback and without a lock.
 //!
 //! CUPTI passes the address of the call's parameters. They lie in the stack frame of the driver's entry function, and the stack
-//! above belongs to that function and its callers. Its return address shows where the call came from. If the address lies in
-//! the CUDA runtime or the C library, the search continues with that library's caller.
+//! above belongs to that function and its callers. The return address of the entry function shows where the call came from. If
+//! the address lies in the CUDA runtime or the C library, the search continues with that library's caller.
 //!
 //! A frame also holds pointers to functions and leftovers of earlier calls. Two properties distinguish the return address:
 //!
@@ -31,7 +31,7 @@ use modules::{Library, Part, Table, Target};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 const WORD: usize = size_of::<usize>();
-/// Maximum number of stack words to search for a caller.
+/// Distance from the start, in stack words, after which the search ends if it finds no candidate.
 const SEARCH_WORDS: usize = 512;
 /// Number of stack words to search for one return address: the bits of a `CandidateWords`.
 const WINDOW: usize = 64;
@@ -46,7 +46,8 @@ const IDS: usize = 1024;
 
 /// Candidate positions of a return address on the stack: one bit for each of the 64 words from the start of the search.
 struct ReturnSlot {
-    /// The return address above which the search on the stack starts; 0 while the entry is unused.
+    /// For `BETWEEN`: the return address, in a library that passes calls on, after which the search goes up the stack. 0 while
+    /// the entry is unused, and in `ENTRIES`.
     from: AtomicUsize,
     /// Candidate positions that held a pointer into a function in every call.
     always: AtomicU64,
@@ -90,7 +91,7 @@ struct CandidateWords {
 }
 
 impl CandidateWords {
-    /// Returns the index of the most likely return address: the first candidate.
+    /// Returns the index of the most likely return address: the first word of `within`, or without such words, of `any`.
     fn best(self) -> Option<usize> {
         let likely = if self.within != 0 { self.within } else { self.any };
         (likely != 0).then_some(likely.trailing_zeros() as usize)
@@ -99,7 +100,7 @@ impl CandidateWords {
 
 /// Positions on the stack of the return addresses of driver calls, by the call's id.
 static ENTRIES: [ReturnSlot; IDS] = [const { ReturnSlot::new() }; IDS];
-/// Return addresses of functions that pass calls on, by the hash of the address at which they were called.
+/// Positions of the next return address above one in a library that passes calls on, by the hash of the latter (`from`).
 static BETWEEN: [ReturnSlot; 256] = [const { ReturnSlot::new() }; 256];
 
 /// Returns the entry of `BETWEEN` for a return address in a library that passes calls on; `None` if another address uses it.

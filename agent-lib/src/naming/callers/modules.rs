@@ -4,10 +4,12 @@
 //! starts. A replaced table is freed after a second, once every thread was seen outside of the agent. A `Library` is never
 //! freed, and there is one for each path, so a library keeps its number when it is mapped again.
 //!
-//! The sender checks for changes every 5 ms while there are records to send, else every 100 ms. Until the next check, a library
-//! at the address of an earlier one is mistaken for that one. A library at a new address gets a number at once, its path later.
+//! The sender checks for changes in each of its rounds. Rounds are 10 to 20 ms apart while there are records to send, else at
+//! most 100 ms. Until the next check, a library at the address of an earlier one is mistaken for that one. A library at a new
+//! address gets a number at once, its path later.
 //!
-//! Before glibc 2.31, a forked child would find dl_iterate_phdr's lock taken. So fork() waits for the agent (`before_fork`).
+//! Before glibc 2.31, a forked child finds dl_iterate_phdr's lock taken if a thread held it at the fork. So fork() waits until
+//! the agent does not hold it (`before_fork`).
 
 use super::loader::{self, Collection, Segment};
 use crate::driver::core::Core;
@@ -168,11 +170,11 @@ fn assign_number(id: &AtomicU16) -> (u16, bool) {
     }
 }
 
-/// Numbers of the libraries of PyTorch's allocator, for CUDA and for HIP; 0 for one that is not loaded.
+/// Numbers of the libraries of PyTorch's allocator, for CUDA and for HIP; 0 until the library makes a driver call.
 static TORCH: [AtomicU16; 2] = [const { AtomicU16::new(0) }; 2];
 /// First parts of the names of files through which Python code calls C functions.
 const PYTHON_FILES: [&str; 5] = ["libpython3", "python", "_ctypes", "_cffi_backend", "libffi"];
-/// Numbers of these files; 0 for one that is not loaded.
+/// Numbers of these files; 0 until the file makes a driver call.
 static PYTHON: [AtomicU16; 5] = [const { AtomicU16::new(0) }; 5];
 
 /// Whether the library with this number contains PyTorch's allocator.
@@ -181,7 +183,8 @@ pub(crate) fn is_torch(number: u16) -> bool {
     number != 0 && TORCH.iter().any(|torch| torch.load(Relaxed) == number)
 }
 
-/// Whether the library with this number belongs to the Python interpreter, so that a line of Python code made the call.
+/// Whether the library with this number is the Python interpreter or a file through which Python code calls C functions. Then a
+/// line of Python code made the call.
 pub(crate) fn is_python(number: u16) -> bool {
     number != 0 && PYTHON.iter().any(|python| python.load(Relaxed) == number)
 }

@@ -62,7 +62,7 @@ pub(crate) fn note_unnamed(core: &Core, thread: &Thread, module: u16, address: u
     COUNT.fetch_add(1, Release);
 }
 
-/// Clears the table in a forked child: its allocations belong to the parent.
+/// Clears the table in a forked child: the allocations in it belong to the parent.
 pub(crate) fn in_child() {
     UNNAMED.iter().for_each(|entry| entry.state.store(FREE, Relaxed));
     COUNT.store(0, Relaxed);
@@ -94,7 +94,7 @@ impl Sites {
             if tag != 0
                 && let Some(row) = core.recorder.live.get(key).filter(is_unnamed)
             {
-                // The sender's own record must not wake the sender.
+                // The sender is not in a callback, so it marks itself as inside of the agent while it makes the record.
                 thread.inside(|| core.record_retag(thread, key, row.retag(Default::default()), tag));
             }
         }

@@ -25,8 +25,9 @@ const IN_CELL: u64 = 0x80;
 pub(crate) struct Variable {
     /// Index of the variable among the frame's local variables.
     pub slot: u16,
-    /// Whether it may lie in a cell object, because inner functions use it. While CPython 3.11 takes a frame down, variables
-    /// may point to freed objects. So an object is read only if its address is registered as a module's.
+    /// Whether it may lie in a cell object, because inner functions use it. While CPython 3.11 takes a frame down, variables may
+    /// point to freed objects. So the object in a variable without this flag is read only if its address is registered as a
+    /// module's.
     pub in_cell: bool,
 }
 
@@ -157,7 +158,8 @@ impl Codes {
         None
     }
 
-    /// Registers the kind of a code object and its variable; `Nothing` withdraws it. Returns whether the table had room.
+    /// Registers the kind of a code object and its variable; `Nothing` withdraws it. Returns false for an invalid code object or
+    /// index, or without room in the table.
     pub(crate) fn register(&self, code: u64, kind: CodeKind, slot: u32, in_cell: bool) -> bool {
         let is_valid = code != 0 && code & !ADDRESS == 0 && slot < SLOTS;
         let kind_byte = kind as u64 | if in_cell { IN_CELL } else { 0 };

@@ -1,7 +1,7 @@
 //! Finds the Python interpreter in this process by symbol name, because the agent does not link to Python.
 //!
-//! In each process it checks that the layout is right: it compares the frames that the walk finds with Python's list for the
-//! same thread. Memory is read through the kernel, so a wrong layout causes an error and not a fault.
+//! In each process, [`check`] verifies the layout: it compares the frames that the walk (walk.rs) finds with Python's list for
+//! the same thread. Memory is read through the kernel, so a wrong layout causes an error and not a fault.
 
 use crate::naming::python::layout::{self, Layout, NO_GIL};
 use crate::naming::python::memory::{Careful, Memory, Pointer};

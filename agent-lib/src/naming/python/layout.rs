@@ -52,7 +52,7 @@ pub(crate) struct Layout {
     pub mask: u64,
     /// Offset in a frame of the pointer to the calling frame.
     pub previous: u16,
-    /// Offset in a frame of its code object.
+    /// Offset in a frame of the pointer to its code object.
     pub code: u16,
     /// Offset in a frame of its first local variable. The other variables follow.
     pub locals: u16,
@@ -74,7 +74,7 @@ pub(crate) struct Layout {
     pub items: u16,
 }
 
-/// Offset in any object of its type.
+/// In every object, the offset of the pointer to the object's type.
 pub(crate) const TYPE: u16 = 8;
 /// Offset in a tuple, bytes object or str of its length.
 pub(crate) const LENGTH: u16 = 16;
@@ -82,9 +82,9 @@ pub(crate) const LENGTH: u16 = 16;
 pub(crate) const TEXT_STATE: u16 = 32;
 /// Offset in a bytes object of its data.
 pub(crate) const BYTES: u16 = 32;
-/// Offset in a cell object of the object that it holds.
+/// In a cell object, the offset of the pointer to the object that the cell holds.
 pub(crate) const CELL: u16 = 16;
-/// Offset in a type of the tuple of its bases in method resolution order (`tp_mro`).
+/// In a type, the offset of the pointer to the tuple of its bases in method resolution order (`tp_mro`).
 pub(crate) const BASES: u16 = 344;
 
 /// Layouts of versions that publish no offsets.

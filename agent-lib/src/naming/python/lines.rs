@@ -1,6 +1,6 @@
 //! Names untagged blocks after the program's line that allocates them, e.g. `train.py:212 make_buffer`.
 //!
-//! It is the line of the innermost frame whose file belongs neither to PyTorch nor to the standard library. So a copy that
+//! That line is executed by the innermost frame whose file belongs neither to PyTorch nor to the standard library. So a copy that
 //! PyTorch or `copy.deepcopy` makes gets its caller's line. If all frames are in such libraries, the innermost one counts.
 //!
 //! Lines are cached, as formatting one takes some microseconds. The lock-free cache maps a hash of the code object and the
@@ -189,7 +189,7 @@ fn find(text: &[u8], part: &[u8]) -> Option<usize> {
 
 const PACKAGES_END: &[u8] = b"-packages/";
 
-/// Whether a file belongs to PyTorch or to the standard library, judged by the end of its path.
+/// Whether a file belongs to a package of `PACKAGES` or to the standard library, or is generated code; judged by its path.
 fn is_library(file: &[u8]) -> bool {
     if let Some(at) = find(file, PACKAGES_END) {
         let package = &file[at + PACKAGES_END.len()..];

@@ -88,7 +88,7 @@ impl Memory for Plain {
 }
 
 /// This process's memory, read by the kernel: a wrong address gives an error, not a fault. Used to check whether a layout is
-/// right. It uses a pipe, because process_vm_readv is forbidden in many containers.
+/// right. The kernel reads the memory for a write to a pipe, because process_vm_readv is forbidden in many containers.
 pub(crate) struct Careful {
     from: Owned,
     to: Owned,

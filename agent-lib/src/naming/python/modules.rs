@@ -1,11 +1,11 @@
 //! Table of the program's module objects: maps an object's address to its parent, its name, and the cached tag of its path.
 //!
-//! It is read without a lock on the thread that allocates. The object is then a local variable of a running frame, so it is
-//! alive, and its entry does not change unless Python registers it again. Writers hold a lock.
+//! The thread that allocates reads the table without a lock. The module object is then a local variable of a running frame, so it
+//! is alive. Its entry does not change unless Python registers it again. Writers hold a lock.
 //!
 //! A module that a compiler generated is registered as its own parent: its allocations have the name of its caller.
 //!
-//! The table doubles when it is half full. The old table stays mapped for late readers; its memory is used again two tables
+//! The table doubles when it is half full. The old table stays mapped for late readers; its memory may be used again two tables
 //! later.
 
 use crate::base::locks::SpinLock;
@@ -93,7 +93,7 @@ pub(crate) struct Modules {
     live: AtomicUsize,
     /// Number of entries of the table that were used, including those of removed modules.
     used: AtomicUsize,
-    /// Number of paths that ended at an unregistered parent.
+    /// Number of paths that ended at an unregistered parent, since a module was last added.
     dangling: AtomicUsize,
     /// Number of calls of modules that were not registered, or whose address now belongs to another object.
     pub unknown: AtomicU64,

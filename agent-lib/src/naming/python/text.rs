@@ -42,8 +42,8 @@ pub(crate) const SENTENCE: Separators = [b" (", b":", b")\n"];
 pub(crate) const COLUMNS: Separators = [b"\t", b"\t", b"\n"];
 
 impl<M: Memory> Reader<'_, M> {
-    /// Writes a line for each frame, the innermost first. In the last part of a buffer that is too small, writes only frames of
-    /// the program itself, so that the program's line is there below many frames of libraries.
+    /// Writes a line for each frame, the innermost first. Once three quarters of the buffer are full, writes only frames of the
+    /// program's own files. So the program's line is there even below many frames of libraries.
     pub(crate) fn write_stack(&self, state: u64, separators: Separators, out: &mut TextBuffer<'_>) {
         let for_all = out.get_ref().len() / 4 * 3;
         for frame in self.frames(state).up_to(MAX_STACK) {
@@ -61,7 +61,7 @@ impl<M: Memory> Reader<'_, M> {
         lines::is_installed(self.file(frame, &mut room))
     }
 
-    /// Returns the end of the name of the frame's file; empty if it is unknown.
+    /// Returns the end of the path of the frame's file; empty without a code object.
     fn file<'b>(&self, frame: Pointer, room: &'b mut [u8; FILE + 3]) -> &'b [u8] {
         let mut out = TextBuffer::new(room.as_mut_slice());
         if let Some(code) = self.code(frame).and_then(Pointer::new) {
@@ -128,7 +128,7 @@ impl<M: Memory> Reader<'_, M> {
     }
 
     /// Writes the str that a code object holds at an offset as UTF-8: the beginning of its name, or the end of its file's name.
-    /// Writes `?` for unprintable characters and for an invalid str. Returns whether the text fitted.
+    /// Writes `?` for control characters, invalid characters and an invalid str. Returns whether the text fitted.
     pub(crate) fn write_text(&self, code: Pointer, offset: u16, out: &mut TextBuffer<'_>) -> bool {
         let text = self.memory.pointer(code, offset);
         let characters = text.and_then(|text| Some((text, self.characters(text)?)));

@@ -1,8 +1,8 @@
 //! Walks from the thread's Python state through its frames to the first one that runs a registered code object (codes.rs).
 //!
-//! While a thread is inside of a call, its own frames do not change, whichever thread holds the GIL: the walk needs no lock and
-//! no reference counts. It reads two words of each frame, code and caller; for a frame with a meaning also a local variable and
-//! its module's type. The walk is bounded and follows only plausible pointers, so a damaged chain ends it.
+//! While a thread is inside of a call, its own frames do not change, whichever thread holds the GIL. So the walk needs no lock
+//! and no reference counts. It reads two words of each frame, code and caller; for a frame with a meaning also a local variable
+//! and its module's type. The walk is bounded and follows only plausible pointers, so a damaged chain ends it.
 //!
 //! Special cases:
 //!
@@ -22,7 +22,7 @@ use gpumem_wire::{Phase, Role};
 use std::sync::atomic::Ordering::Relaxed;
 
 pub(crate) const MAX_FRAMES: usize = 128;
-/// Maximum number of threads before and after the calling one that are searched.
+/// Maximum number of threads to search in each direction of the interpreter's list, from the calling thread on.
 const MAX_THREADS: usize = 256;
 
 /// Kinds of frames (`CodeKind`) at which the walk continues with the calling frame.
