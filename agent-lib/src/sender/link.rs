@@ -23,10 +23,12 @@ use std::time::Duration;
 /// Largest packet in bytes: three such packets fit into a socket buffer of the kernel's default size.
 pub(crate) const PACKET_BYTES: usize = 60 * 1024;
 /// First and longest delay between attempts to connect, in ns; each attempt doubles it. The longest is short, so that a daemon
-/// started during a job gets the whole state within 5 s. An attempt costs 4 us (socket, connect, close), or 0.05 ms in a minute.
-/// Without a daemon the agent's thread runs 73 ms in a minute (debug build; tests/suite/live_faults/absent.rs).
+/// started during a job gets the whole state within 6.3 s (see `connect`). An attempt costs 4 us (socket, connect, close), or
+/// 0.05 ms in a minute. Without a daemon the agent's thread runs 73 ms in a minute (debug build;
+/// tests/suite/live_faults/absent.rs).
 const RETRY_NS: std::ops::RangeInclusive<u64> = 100_000_000..=5_000_000_000;
-/// Timeout in us while waiting for a busy daemon to accept the connection. It accepts thousands of connections in that time.
+/// Timeout in us while waiting for a busy daemon to accept the connection. The daemon accepts thousands of connections in that
+/// time.
 const PATIENCE_US: libc::suseconds_t = 250_000;
 
 /// Closes the connection in a forked child: it belongs to the parent process.
@@ -201,7 +203,8 @@ impl Link {
         }
     }
 
-    /// Returns the daemon's user id if it may not request files: it is not root, this program's user or the system's daemon.
+    /// Returns the daemon's user id if the daemon may not request files: it runs neither as root nor as this program's user, and
+    /// is not the system's daemon.
     pub(crate) fn stranger(&self) -> Option<u32> {
         let To::Daemon(socket) = &self.to else { return None };
         let uid = server_uid(socket.fd);
@@ -245,7 +248,8 @@ impl Link {
         let Some((file, path)) = fresh(path) else { return false };
         let is_begun = self.begin(core, file).is_ok();
         if !is_begun {
-            // The file is the agent's own and empty. Repeated attempts on a full disk must not leave many files.
+            // Unless `path` is a device, the file is the agent's own and has no records. Repeated attempts on a full disk must
+            // not leave many files.
             let _ = std::fs::remove_file(&path);
         }
         self.path = std::path::absolute(path).ok();
@@ -406,7 +410,8 @@ pub(crate) fn receive_now(fd: RawFd, buffer: &mut [u8]) -> Option<&[u8]> {
     buffer.get(..usize::try_from(got).ok()?)
 }
 
-/// Creates the file, or the first of `NAME-2.EXT`, `NAME-3.EXT`, ... that does not exist. Opens devices such as /dev/null.
+/// Creates the file, or the first of `NAME-2.EXT`, `NAME-3.EXT`, ... that does not exist. If `path` exists and is not a regular
+/// file (/dev/null), opens it.
 fn fresh(path: &Path) -> Option<(File, PathBuf)> {
     if std::fs::metadata(path).is_ok_and(|about| !about.is_file()) {
         return Some((OpenOptions::new().write(true).open(path).ok()?, path.to_owned()));

@@ -1,6 +1,6 @@
-//! The sender, the agent's only thread. It sends records and names to a socket or file, and on request the whole state. It also
-//! makes periodic checks. It may wait for the daemon without limit. Only the end of the program waits for it, up to
-//! GPUMEM_EXIT_WAIT_MS.
+//! The sender, the agent's only permanent thread. It sends records and names to a socket or file, and on request the whole state.
+//! It also makes periodic checks. It may wait for the daemon without limit. The program waits for it only with a timeout: at its
+//! end (GPUMEM_EXIT_WAIT_MS), in requests of the C API, and in cuMemPoolDestroy.
 
 mod client;
 mod drain;
@@ -216,7 +216,7 @@ impl Sender {
         }
     }
 
-    /// Runs rounds until the process ends; returns true.
+    /// Runs rounds until the process ends or another thread's panic has disarmed the agent; returns true.
     fn run(&mut self) -> bool {
         let mut pause = BUSY;
         loop {

@@ -233,7 +233,7 @@ impl Sender {
         let Some(path) =
             self.link.recording().filter(|_| self.link.is_recording_beside()).map(Path::to_owned)
         else {
-            // A recording that has ended at its limit is returned to the first request to stop it.
+            // The file of a recording that has ended at its limit is returned to the first request to stop it.
             return Ok(self.ended.take().unwrap_or_default());
         };
         let outcome = self.write_out(path.clone());

@@ -1,9 +1,9 @@
 //! Resync: sends the whole state (names and rows of the live table) again while the program continues.
 //!
 //! Every record up to `after_seq` was sent before, and its effect is in the table: a record changes the table before it enters
-//! the ring. The records of later changes follow. This does not work for reference counts, so they are read again until none
-//! has changed meanwhile. If one did, or if the row of a failed free was restored, the state is sent without `ResyncEnd`, and
-//! the next resync replaces it.
+//! the ring. The records of later changes follow. This does not work for reference counts, so they are read again, at most
+//! `TRIES` times, until none has changed meanwhile. If one has changed each time, or if the row of a failed free was restored,
+//! the state is sent without `ResyncEnd`, and the next resync replaces it.
 
 use super::Sender;
 use super::drain::QUIESCE_TIMEOUT;
@@ -81,8 +81,9 @@ impl Sender {
         self.flush();
     }
 
-    /// Reads pools, handles and mappings after all records up to `after_seq` were sent, again until no reference count changes
-    /// meanwhile. `None` if a thread did not finish its record or the link has ended.
+    /// Reads pools, handles and mappings when all records up to `after_seq` are made or lost, and then sends these records. Reads
+    /// again while reference counts change meanwhile, at most `TRIES` times. `None` if a thread did not finish its record or the
+    /// link has ended.
     fn read_settled(&mut self) -> Option<Ordered> {
         let mut ordered = Ordered::default();
         for _ in 0..TRIES {

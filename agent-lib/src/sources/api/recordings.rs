@@ -1,11 +1,13 @@
-//! Requests of recordings, dumps and muting, which the program makes, or the daemon for a user, and their limits. The sender
-//! carries them out; the requesting thread waits with a timeout. Nothing here is for callbacks: it locks and allocates.
+//! Requests for recordings, dumps and muting, made by the program, or by the daemon for a user; and the limits of recordings. The
+//! sender carries out the requests; the requesting thread waits with a timeout. Nothing here is for callbacks: it locks and
+//! allocates.
 //!
 //! **Muting** differs from pausing. A muted agent keeps observing and updates its live table, but sends nothing. Afterwards it
 //! sends the number of withheld records, and its state again. A paused agent (sources/cupti/subscribe.rs) observes nothing.
 //!
-//! **A recording of certain steps** is begun and ended by the thread that calls `gpumem_step`. It waits at most a second for the
-//! sender to record the state, so the recording begins and ends exactly there. Other steps only cost one more load.
+//! **A recording of certain steps** is begun and ended by the thread that calls `gpumem_step`. That thread waits at most a second
+//! for the sender to record the state. If the sender replies in time, the recording begins and ends exactly at the step. Other
+//! steps only cost one more load.
 
 use crate::base::locks::ForkMutex;
 use crate::base::own_thread::{self, Uncancelled};
@@ -19,7 +21,8 @@ use std::time::{Duration, Instant};
 
 /// Default file name of a recording; `create` explains the placeholders (`%h`, ...).
 const DEFAULT_NAME: &str = "gpumem-%h-%r%p-%n.gpumem";
-/// Timeout of the lock. If it is held for longer, this is a forked child, and the thread that held it does not exist.
+/// Timeout of the lock. If it is held for longer, the process is taken for a forked child, in which the thread that held it does
+/// not exist.
 const LOCK_TIMEOUT: Duration = Duration::from_millis(500);
 /// Maximum number of names that `create` tries.
 const NAMES: u32 = 10_000;

@@ -1,6 +1,6 @@
 //! Writes the process's live memory, the agent's status, and the peak of an open range as JSON for the program itself
-//! (`gpumem_snapshot`). Not for callbacks: it allocates. It reads the live table while other threads continue, so it is exact
-//! only if nothing is allocated or freed meanwhile.
+//! (`gpumem_snapshot`). Not for callbacks: it allocates. The live table is read while other threads continue. So the figures are
+//! exact only if nothing is allocated or freed meanwhile.
 //!
 //! ```text
 //! tracked + unseen = direct + blocks + pool_idle + opaque        bytes of each device, exactly

@@ -1,8 +1,8 @@
-//! Finds the libcupti to use. Must not run before the program initialises CUDA: the first `libcupti.so.12` that a process loads
+//! Finds the libcupti to use. Must not run before the program initialises CUDA. The first `libcupti.so.12` that a process loads
 //! owns that name, and an older one would make a later `import torch` fail.
 //!
-//! Candidates in order: the configured file; a loaded one; files beside the program's CUDA libraries; toolkits and
-//! environments; the loader's path. Major versions newer than the driver's are left out.
+//! Candidates in order: the configured file; a loaded one; files beside the program's CUDA libraries; toolkits and environments;
+//! the loader's path. Of the last three, major versions newer than the driver's are left out.
 
 use crate::base::env::Settings;
 use crate::base::loaded_file::find_mapped;

@@ -215,7 +215,7 @@ impl CallbackContext<'_> {
     }
 }
 
-/// Returns the address that a graph node frees.
+/// Returns the address that a graph node frees; `None` if the node does not free memory.
 pub(super) fn freed_by(node: *const params::GraphNode) -> Option<u64> {
     // SAFETY: the caller's parameters, not null.
     let node = unsafe { &*node };
@@ -224,7 +224,7 @@ pub(super) fn freed_by(node: *const params::GraphNode) -> Option<u64> {
 }
 
 // Sizes of arrays are estimated from their descriptions, because the driver tiles and pads arrays. An array of unknown format
-// counts 0 bytes, so its memory stays in Untrackable.
+// counts 0 bytes, so its memory stays in Untrackable, the used bytes without an allocation.
 
 /// Returns the product of the sides; each side counts as at least 1.
 fn pixels(sides: [usize; 3]) -> u64 {

@@ -36,8 +36,8 @@ fn created(core: &Core, thread: &Thread, data: &ResourceData) {
     core.devices.set_primary_if_unknown(ordinal, handle);
 }
 
-/// Handles a resource callback. The driver may hold its locks, so no driver call is allowed, and CUPTI calls only about this
-/// context.
+/// Handles a resource callback. The driver may hold its locks. So no driver function may be called here, and of CUPTI only those
+/// that return data of this context.
 ///
 /// # Safety
 /// `data` must be that of the resource callback `id`.

@@ -1,5 +1,6 @@
-//! Subscribes to CUPTI's callbacks. A process has one subscription, and the first client gets it. A refusal is reported as a
-//! state and retried. A client that finalizes CUPTI (Kineto with TEARDOWN_CUPTI=1) ends every subscription without notice.
+//! Subscribes to CUPTI's callbacks. A process has one subscription (several since CUPTI version `MULTIPLE`), and the first client
+//! gets it. A refusal is reported as a state and retried. A client that finalizes CUPTI (Kineto with TEARDOWN_CUPTI=1) ends every
+//! subscription without notice.
 
 use super::find::{c_path, candidates};
 use super::table::{CALLS, RESOURCES, STATES};
@@ -202,7 +203,7 @@ pub(crate) fn note_no_device() {
     report_status(AgentState::Blocked, NO_DEVICE, what);
 }
 
-/// Stores that a context existed before the agent, so that memory may be unknown.
+/// Stores that a context existed before the agent, or that calls were missed, so that memory may be unknown.
 pub(crate) fn note_late() {
     LATE.store(true, Relaxed);
 }

@@ -63,6 +63,7 @@ pub enum Meaning {
     /// A pool of another process, whose memory is counted there.
     PoolImport,
     PoolDestroy,
+    /// The pool was trimmed or an attribute was set, so its reserved bytes may have changed.
     PoolTouched,
     DeviceSetPool,
     LocationSetPool,

@@ -3,13 +3,13 @@
 //!
 //! ```text
 //! IDLE -> REQUESTED -> DONE                 PyTorch was found; a run was requested; it has finished
-//!           |      `-> LATER -> REQUESTED   PyTorch is still being imported, or the program is tracing its computation
-//!           |      `-> AGAIN -> REQUESTED   some work was left for when the program is quiet
+//!           |      `-> LATER -> REQUESTED   PyTorch is still being imported, the program is tracing, or it interrupted the code
+//!           |      `-> AGAIN -> REQUESTED   some work was left, which continues after 0.2 s
 //!           `--------> FAILED
 //! ```
 //!
-//! The first run calls the Python function `start`. Later runs call `tick`, which processes new objects. They are requested
-//! regularly, if memory was allocated.
+//! The first run calls the Python function `start`. Later runs call `tick`, which processes new objects. They are requested every
+//! 0.5 s if records were made since the last one. A quiet program without an optimizer gets them after 0.2 s.
 
 use crate::driver::core::Core;
 use crate::naming::{autograd, callers, slot};
@@ -33,7 +33,7 @@ static STATE: AtomicU8 = AtomicU8::new(IDLE);
 static BEGUN: AtomicBool = AtomicBool::new(false);
 /// Time from which the delay to the next request counts: that of the last request or the end of the last run.
 static SINCE_NS: AtomicU64 = AtomicU64::new(0);
-/// Number of records at the last tick (run of the agent's Python code after the first).
+/// Number of records at the last request of a tick (run of the agent's Python code after the first).
 static RECORDS: AtomicU64 = AtomicU64::new(0);
 /// Whether the last tick found no optimizer. Then only ticks find new Python objects.
 static TRAINS_NOTHING: AtomicBool = AtomicBool::new(false);
@@ -51,7 +51,8 @@ unsafe impl Send for Python {}
 /// Delay before the next request in state `LATER`. Also the delay before the agent's own thread runs the code for the main
 /// thread.
 const LATER_NS: u64 = 50_000_000;
-/// Delay before the tick that continues unfinished work of an earlier tick.
+/// Delay before the tick that continues unfinished work of an earlier tick, and before each tick of a quiet program without an
+/// optimizer.
 const AGAIN_NS: u64 = 200_000_000;
 const TICK_NS: u64 = 500_000_000;
 /// Longest wait (ns) for the first run of the agent's Python code. If the main thread executes no Python statement for longer, the

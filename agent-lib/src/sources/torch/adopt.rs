@@ -46,8 +46,8 @@ impl Core {
         [self.recorder.ring.head(), reports]
     }
 
-    /// Prepares a request of the list. Returns false if no CUDA context is older than the agent. Also returns false while no
-    /// callbacks arrive, because frees would be missed.
+    /// Prepares a request of the list. Returns false if no CUDA context is older than the agent. Also returns false while
+    /// PyTorch's reports are not hooked or no callbacks arrive, because frees would be missed.
     pub(crate) fn adoption_begins(&self) -> bool {
         if !self.torch.is_late.load(Relaxed) || !patch::is_patched(patch::REPORT) || status::is_blind() {
             return false;

@@ -8,8 +8,8 @@
 //! | the driver refuses; PyTorch flushes its cache and then gets memory | `AllocFailed`, `Pressure`; no `Oom` |
 //! | the driver refuses each time | `AllocFailed`, `Pressure`, perhaps again; `Oom` with the driver's result |
 //!
-//! `Oom` has the outcome `Fatal`: the request has failed. Later records show whether the program continues. Its stack
-//! is Python's.
+//! `Oom` has the outcome `Fatal`: the request has failed. Later records show whether the program continues. The stack of `Oom` is
+//! Python's.
 //!
 //! The cudaMallocAsync backend does not report this, and neither does a PyTorch without caching. There, only the driver's
 //! refusals are recorded, as the layer's state says. (2.4.1 gives up at the first refusal; 2.15.0 flushes and retries.)

@@ -59,7 +59,7 @@ const NAMES: [&[&CStr]; HOOKS] = [
     &[c"cudaEventSynchronize", c"hipEventSynchronize"],
 ];
 
-/// Return the addresses of the agent's functions for the hooks.
+/// For each hook, a function that returns the address of the agent's function.
 const FUNCTIONS: [fn() -> usize; HOOKS] = [
     || report::reported as *const () as usize,
     || oom::reported as *const () as usize,
@@ -88,9 +88,10 @@ pub static SEARCHES: AtomicUsize = AtomicUsize::new(0);
 pub enum SearchResult {
     /// No library of PyTorch's allocator is loaded.
     Nothing = 0,
-    /// The library's slots cannot be found: it has no dynamic table, or another layout.
+    /// The library has no slot of the report (`REPORT`): it calls that function directly, or its dynamic table was not found.
     NoSlot = 1,
-    /// A slot is not bound yet, or its page could not be made writable; the search is repeated.
+    /// The slot of the report is not relocated yet, its original function was not found, or its page could not be made writable.
+    /// The search is repeated.
     NotYet = 2,
     /// The agent's functions are installed.
     Patched = 3,
@@ -118,8 +119,8 @@ pub(crate) fn next(hook: usize) -> *mut c_void {
 }
 
 /// Searches for PyTorch in the callback of a driver allocation, if the loader has mapped files since the last search, or had not
-/// relocated them then. Costs about 25 ns without a search. Once the hooks are installed, only the sender searches for a second
-/// PyTorch.
+/// relocated PyTorch's library then. Costs about 25 ns without a search. Once the hooks are installed, only the sender searches
+/// for a second PyTorch.
 #[inline]
 pub fn search_if_changed() {
     let met = search_result();

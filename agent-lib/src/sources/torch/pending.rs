@@ -10,8 +10,8 @@
 //! reportMemoryUsageToProfiler   -> the agent, in all three cases, with the same arguments
 //! ```
 //!
-//! Each malloc begins with process_events. It calls cudaEventQuery for the oldest event of each stream's queue, and free_block
-//! when the last event of a block is over. Flushing the cache waits with cudaEventSynchronize instead
+//! Each malloc begins with process_events. That function calls cudaEventQuery for the oldest event of each stream's queue, and
+//! free_block when the last event of a block is over. Flushing the cache waits with cudaEventSynchronize instead
 //! (`synchronize_and_free_events`; in 2.4.1 inside release_cached_blocks). All of this happens under the device's mutex.
 //!
 //! So the report does not show whether a block is pending, but the calls before it do. If PyTorch's library has recorded an
@@ -55,7 +55,8 @@ const UNKNOWN: c_int = 999;
 type OnStream = unsafe extern "C-unwind" fn(*mut c_void, *mut c_void) -> c_int;
 type OfEvent = unsafe extern "C-unwind" fn(*mut c_void) -> c_int;
 
-/// Replacement for cudaEventRecord: adds the return address and the stack pointer, and jumps to `recorded_at`.
+/// Replacement for cudaEventRecord: passes the return address and the stack pointer as additional arguments to `recorded_at`, to
+/// which it jumps.
 ///
 /// # Safety
 /// Must be called with cudaEventRecord's arguments.
@@ -129,7 +130,8 @@ unsafe fn call_original(hook: usize, event: *mut c_void) -> c_int {
     result
 }
 
-/// Whether insert_events may have recorded the event for the report that PyTorch makes at stack pointer `stack`.
+/// Whether insert_events may have recorded the event for the report that PyTorch makes at stack pointer `stack`. If not, adds the
+/// event's call site to `OTHER_SITES`.
 fn is_near(event: &Event, stack: usize) -> bool {
     let is_near = stack.checked_sub(event.stack.load(Relaxed)).is_some_and(|span| span <= SPAN);
     let site = event.site.load(Relaxed);

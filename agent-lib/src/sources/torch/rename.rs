@@ -1,7 +1,8 @@
 //! Renames live memory after modules have moved. Rows are found by the text of their tag: a module's path, perhaps with a
 //! parameter's name behind it and a scope before it. Nodes of the backward pass are renamed in the same way.
 //!
-//! Not for callbacks: it allocates. It takes about 10 ns for each live row, and some microseconds for each different name.
+//! Not for callbacks: it allocates. A renaming takes about 10 ns for each live row, and some microseconds for each different
+//! name.
 
 use crate::base::row::{key_of, kind, kind_of};
 use crate::driver::core::Core;

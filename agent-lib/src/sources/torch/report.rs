@@ -175,7 +175,7 @@ impl Core {
         self.record_free(thread, id, address, self.recorder.live.spot_of(hash));
     }
 
-    /// Whether the freed block is older than the agent.
+    /// Whether the freed block is older than the agent, that is, has no row. Then subtracts its bytes from `device.older`.
     #[cold]
     #[inline(never)]
     fn is_older(&self, device: &Device, block: Key, bytes: u64) -> bool {
@@ -233,7 +233,8 @@ impl Core {
         self.record_unseen(thread, pool);
     }
 
-    /// Records the bytes of segments that are older than the agent.
+    /// Records the bytes of segments that are older than the agent, if a context is older than the agent and the bytes have
+    /// changed.
     pub(super) fn record_unseen(&self, thread: &Thread, pool: TorchPool<'_>) {
         let unseen = pool.device.unseen.load(Relaxed).max(0);
         if self.torch.is_late.load(Relaxed) && pool.device.baseline.swap(unseen, Relaxed) != unseen {

@@ -163,7 +163,7 @@ impl Core {
         }
     }
 
-    /// Restores the segment after a free or unmap failed; its row is restored already.
+    /// Restores the segment after a free or unmap failed. The row of its allocation or mapping is restored already.
     #[cold]
     pub(crate) fn restore_segment(&self, thread: &Thread, pool: u64, address: u64, bytes: u64) {
         if let Some(pool) = self.torch.pools().find(|other| other.id == pool) {
