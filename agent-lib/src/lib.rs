@@ -1,5 +1,6 @@
-//! `libgpumem.so`: the agent, the part of gpumemd inside of a process that uses a GPU. In a callback it never blocks and never
-//! allocates. A panic of the agent never reaches the host program. In forked children the agent does nothing.
+//! `libgpumem.so`: the agent, the part of gpumemd inside of a process that uses a GPU. In a callback it never allocates, and
+//! never waits without a limit. A panic of the agent never reaches the host program. In a forked child the agent does nothing
+//! until the child initialises CUDA itself.
 //!
 //! ```text
 //! lib.rs    every exported symbol                        include/gpumem.h: the C API
@@ -111,7 +112,8 @@ pub extern "C" fn InitializeInjection() -> c_int {
     1
 }
 
-/// Called by each library with its first NVTX call, while the library's own lock is held. After 0 all its NVTX calls do nothing.
+/// Called by each library with its first NVTX call, while the library's own lock is held. If this returns 0, all NVTX calls of
+/// that library do nothing.
 #[unsafe(no_mangle)]
 pub extern "C" fn InitializeInjectionNvtx2(get_export_table: Option<GetExportTable>) -> c_int {
     shielded(0, || attach::injected_into_nvtx(get_export_table))
@@ -321,15 +323,15 @@ exports! {
             1
         }
     }
-    /// Releases the CUPTI subscription, for another tool.
+    /// Ends the CUPTI subscription, so that another tool can subscribe. Calls nest.
     gpumem_pause as pause() -> () { (); |core, thread| cupti::subscribe::pause(core, thread) }
-    /// Takes the CUPTI subscription back.
+    /// Undoes one call of gpumem_pause. After the last one the agent subscribes again.
     gpumem_resume as resume() -> () { (); |core, _| cupti::subscribe::resume(core) }
     /// Sets a setting of the agent; returns 0 for an unknown key or an invalid value.
     gpumem_configure as configure(key: *const c_char, value: *const c_char) -> c_int {
         0; |core, _| control::configure(core, &c_text::text(text!(key)), &c_text::text(text!(value))).into()
     }
-    /// Begins a recording; returns 1 if a recording is open now.
+    /// Begins a recording; returns 1 if a recording is open now, or waits for its first step (`record_steps`).
     gpumem_start as start() -> c_int { 0; |core, _| control::start(core).into() }
     /// Ends the recording; returns 1 if it is complete, or if none was open.
     gpumem_stop as stop() -> c_int { 0; |core, _| done(control::post(core, RecordingRequest::Stop)) }
@@ -337,14 +339,16 @@ exports! {
     gpumem_mute as mute() -> () { (); |core, _| control::mute(core) }
     /// Undoes one call of gpumem_mute.
     gpumem_unmute as unmute() -> () { (); |core, _| control::unmute(core) }
-    /// Writes the current state, or the records so far of the current recording. Returns 1 if that succeeds.
+    /// Writes the current state to the file `path`. If `path` is empty: writes the records made so far to the open recording, or
+    /// else the state to a file of the default name. With `finished` 1, also ends the recording. Returns 1 if that succeeds.
     gpumem_dump as dump(path: *const c_char, finished: c_int) -> c_int {
         0; |core, _| {
             let path = c_text::text(text!(path));
             done(control::post(core, RecordingRequest::Dump { path, finished: finished != 0 }))
         }
     }
-    /// Returns a report, to be freed with gpumem_free. Returns null for an unknown format or order.
+    /// Returns a report, to be freed with gpumem_free. `sort` and `ascending` apply only if no daemon answers. With `reset` 1,
+    /// the statistics of counters restart. Returns null for an unknown format or order.
     gpumem_dumps as dumps(format: *const c_char, sort: *const c_char, ascending: c_int, reset: c_int) -> *mut c_char {
         std::ptr::null_mut(); |core, _| {
             let format = match text!(format) {

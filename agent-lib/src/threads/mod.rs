@@ -1,8 +1,8 @@
 //! Data of each thread: its open scopes and driver calls, and whether it is making a record.
 //!
-//! A thread claims a place in a table (table.rs) when it first calls the agent. A thread-local word points to the place. It has
-//! no destructor, because callbacks also arrive while thread-local storage is destroyed. So the sender finds threads that have
-//! ended.
+//! A thread claims a place in a table (table.rs) when it first calls the agent. A thread-local word points to the place. The word
+//! has no destructor, because callbacks also arrive while thread-local storage is destroyed. So the sender finds threads that
+//! have ended.
 
 pub(crate) mod per_feature;
 pub(crate) mod stack;
@@ -16,7 +16,7 @@ use crate::threads::table::{RecordInProgress, SlotTable, TableSlot};
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 
-/// Maximum number of threads at a time. Calls of further threads make no records; the number of these threads is reported.
+/// Maximum number of threads at a time. Calls of further threads make no records; the number of these calls is reported.
 const MAX_THREADS: usize = 4096;
 /// Maximum depth of nested scopes of a thread. Deeper scopes are ignored: their memory gets the name of the deepest one here.
 pub(crate) const DEPTH: usize = 64;
@@ -259,7 +259,7 @@ pub fn all() -> &'static [Thread] {
     PLACES.all()
 }
 
-/// Returns the number of threads that got no place because the table was full.
+/// Returns the number of calls by threads that got no place because the table was full.
 pub fn refused() -> u64 {
     PLACES.refused.load(Relaxed)
 }
@@ -378,7 +378,7 @@ pub fn moving_since_ns() -> u64 {
     entered.filter(|&ns| ns != 0 && ns >= hearing_since_ns).min().unwrap_or(0)
 }
 
-/// Frees the entries of threads that have ended, if many entries are in use.
+/// Frees the entries of threads that have ended, if at least 64 entries were ever used.
 pub(crate) fn sweep(pid: u32) {
     if PLACES.used.load(Relaxed) < 64 {
         return;

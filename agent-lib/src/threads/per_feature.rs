@@ -1,5 +1,6 @@
-//! Data of a thread for certain features: functions that call the driver (naming/callers), the running node of the backward pass
-//! (naming/autograd.rs), and for PyTorch's allocator, its calls since it last reported the use or free of a block.
+//! Data of a thread for certain features: the callers of the driver (naming/callers), the running node of the backward pass
+//! (naming/autograd.rs), and PyTorch's allocator. For the latter, these are the thread's calls since the allocator last reported
+//! a block.
 
 use super::stack::Stack;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
@@ -22,7 +23,7 @@ pub(crate) struct CachedCaller {
 #[derive(Debug, Default)]
 pub(crate) struct Callers {
     pub(crate) known: [CachedCaller; REMEMBERED],
-    /// Return address of the last driver call; 0 if unknown.
+    /// Return address of the last driver call in the library that made it; 0 if unknown.
     pub site: usize,
     pub(crate) stack: Stack,
 }

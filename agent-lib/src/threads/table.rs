@@ -63,7 +63,7 @@ pub struct SlotTable<T: 'static, const COUNT: usize> {
     pub used: AtomicUsize,
     /// Index at which the search for a free place starts: after the last place claimed, or 0 after a sweep.
     pub next: AtomicUsize,
-    /// Number of threads without an entry, because the table was full.
+    /// Number of times that a thread found no free entry, because the table was full. Each call of such a thread counts.
     pub refused: AtomicU64,
 }
 
