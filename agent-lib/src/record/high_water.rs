@@ -29,7 +29,8 @@ pub(crate) enum Family {
 #[derive(Debug)]
 struct TagHighWater {
     live: AtomicI64,
-    /// Bytes at the peak with number `peak`. If a newer peak exists, `live` has not changed since then and is the value for it.
+    /// Bytes at the peak with number `peak`. If the device has a newer peak, `live` has not changed since that peak, and is the
+    /// value at it.
     at_peak: AtomicI64,
     peak: AtomicU32,
 }
@@ -152,7 +153,7 @@ pub(crate) fn begin(live: impl FnOnce() -> Vec<(Row, u64)>) -> bool {
             unsafe { libc::madvise(start, size_of_val(shares), libc::MADV_DONTNEED) };
         }
     }
-    MOVING.store(false, Relaxed); // in a forked child
+    MOVING.store(false, Relaxed); // a forked child inherits the parent's value
     for sum in SUMS.iter().flatten() {
         sum.live.store(0, Relaxed);
         sum.high.store(0, Relaxed);

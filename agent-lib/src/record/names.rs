@@ -33,7 +33,7 @@ pub struct Names {
     keys: &'static [AtomicU64],
     /// For each place, offset << 16 | length of the name with its parents; 0 until it is written.
     paths: &'static [AtomicU64],
-    /// Number of names that were not added because the memory or the table for names was full.
+    /// Number of times that a name was not added because the memory or the table for names was full. Each attempt counts.
     pub refused: AtomicU64,
 }
 

@@ -137,7 +137,7 @@ pub(crate) fn no_row(_: &Recorder, _: &Row) {}
 pub(crate) const MARKS: u8 = 1;
 /// Bit of the class with the records of begins and ends of scopes.
 pub(crate) const RANGES: u8 = 2;
-/// Bit of the class with the records of driver calls for modules, streams and graphs, which allocate no memory themselves.
+/// Bit of the class with the records of driver events outside of allocations: contexts, modules, limits, peer access, graphs.
 pub(crate) const API: u8 = 4;
 
 /// Bits of the classes (`MARKS`, `RANGES`, `API`) whose records are made.

@@ -13,8 +13,8 @@ const PHASE: &AtomicU8 = &HOT_WORDS.phase;
 const FRESH: u8 = 0;
 /// Callbacks and functions of the C API make records.
 const ARMED: u8 = 1;
-/// Callbacks and functions of the C API do nothing: the agent is disabled, another copy of it runs, this is a forked child, the
-/// agent has panicked, or the program exits.
+/// Callbacks and functions of the C API do nothing. The reason: the agent is disabled, another copy of it runs, this is a forked
+/// child, the agent has panicked, or the program exits.
 const SILENT: u8 = 2;
 /// Whether a panic of the agent was caught. The sender reports it.
 static PANICKED: AtomicBool = AtomicBool::new(false);
@@ -34,7 +34,7 @@ pub struct StatusReport {
     pub time_ns: u64,
     /// State of the agent.
     pub state: AgentState,
-    /// Error number of CUPTI or the driver that led to this state; 0 for none.
+    /// Error number of CUPTI, of the driver or of the system (errno) that led to this state; 0 for none.
     pub(crate) result: u16,
     /// The client that holds the CUPTI subscription, or the reason of the state.
     pub(crate) detail: String,
@@ -77,7 +77,7 @@ pub(crate) fn report(time_ns: u64, state: AgentState, result: u16, detail: &str)
     let time_ns = last.map_or(time_ns, |last| time_ns.max(last.time_ns));
     let number = last.map_or(1, |last| last.number + 1);
     if reports.len() >= MAX_REPORTS {
-        reports.drain(1..3); // drops a pause and its end; keeps the first report
+        reports.drain(1..3); // keeps the first; drops the next two, usually a pause and its end
     }
     reports.push(StatusReport { number, time_ns, state, result, detail: detail.to_owned() });
     VERSION.fetch_add(1, Release);

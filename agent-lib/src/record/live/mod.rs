@@ -1,8 +1,8 @@
 //! The live table: one row for each live allocation, block, handle, mapping, pool and segment. Callbacks update it themselves, so
 //! the state is correct even if the ring is full and records are lost.
 //!
-//! It is a bounded hash table without locks. The rows lie in the memfd, as wire/src/layout.rs describes: each is the record that
-//! made it, and its seq is 0 while the row is empty or being written. In private memory there are, in addition:
+//! The table is a bounded hash table without locks. The rows lie in the memfd, as wire/src/layout.rs describes. Each row is the
+//! record that made it; its seq is 0 while the row is empty or being written. In private memory there are, in addition:
 //!
 //! ```text
 //! chunk   7 keys (hashes; 0 free, 1 being written), the number of rows that found this chunk full and lie in a later one, and
@@ -13,9 +13,9 @@
 //! A row lies in the first chunk with a free place, starting at its home chunk (`chunk_at`). Each full chunk that it tried counts
 //! it. So a lookup ends at a chunk that no row has passed, and removal leaves no tombstones.
 //!
-//! A key is removed when the free of its address *begins*, before the driver can reuse the address. It is added when the
-//! allocation has *returned*. So operations on one key never race, unless the program itself races. Operations on different keys
-//! meet only at free places, which are claimed by compare-and-swap.
+//! The key of an allocation is removed when its free *begins*, before the driver can reuse the address. It is added when the call
+//! that allocates has *returned*. So operations on one key never race, unless the program itself races. Operations on different
+//! keys meet only at free places, which are claimed by compare-and-swap.
 
 mod chunk;
 
@@ -26,7 +26,8 @@ use crate::record::high_water;
 use chunk::{Chunk, FREE, KEYS, extra_bit, favourite};
 use std::sync::atomic::{AtomicU64, Ordering::*, fence};
 
-/// Maximum number of chunks to try for a row. At 80 % load one in a million rows is further than 8 chunks from its home chunk.
+/// Maximum number of chunks of the third level (see `chunk_at`) to try for a row. At 80 % load one in a million rows is further
+/// than 8 chunks from its home chunk.
 const REACH: usize = 64;
 
 /// Numbers of chunks of the first and second level (see `chunk_at`): 3,584 rows in 229 kB, and 14,336 rows in 917 kB.
@@ -109,9 +110,9 @@ impl Live {
         })
     }
 
-    /// Returns the index of the chunk to try at `distance`: 0 is in the first level, 1 in the larger second level, the others are
-    /// neighbours in the third. So a program with few rows uses few pages: a row of a table of 20 MB costs two cache misses and
-    /// two TLB misses.
+    /// Returns the index of the chunk to try at `distance`. Distance 0 is in the first level, 1 in the larger second level, and
+    /// the others are neighbours in the third. So a program with few rows uses few pages: a row of a table of 20 MB costs two
+    /// cache misses and two TLB misses.
     #[inline(always)]
     fn chunk_at(&self, hash: u64, distance: usize) -> usize {
         match distance {

@@ -6,13 +6,13 @@
 //! BlockPool  free blocks (a std::set), unmapped blocks (another, since 2.1), is_small, PrivatePool or null, ...
 //! ```
 //!
-//! PyTorch loads the report's arguments from the block, so a register still has the block's address at the call: on x86-64 it is
+//! PyTorch loads the report's arguments from the block, so a register still has the block's address at the call. On x86-64 it is
 //! rax in all wheels examined (2.4.1, 2.8.0, 2.12.0, 2.15.0). The offsets differ between releases. They are found at the first
-//! reports by reading through a pipe, in which a wrong address is an error and no fault, and by comparing size and address with
-//! the report. The result holds for this call site only, because other code may use the register for something else. Each later
-//! report is compared, too, and through the pipe where no block was seen before. So a register without a block causes no fault. At
-//! the first difference, reading ends for the rest of the process. Without a result, and on other
-//! processors, blocks are recorded without their requests.
+//! reports, by comparing size and address with the report. The block is read through a pipe, where a wrong address is an error
+//! and not a fault. The result holds for this call site only, because other code may use the register for something else. Each
+//! later report is compared, too, and through the pipe where no block was seen before. So a register without a block causes no
+//! fault. At the first difference, reading ends for the rest of the process. Without a result, and on other processors, blocks
+//! are recorded without their requests.
 //!
 //! PyTorch holds its mutex for the device during the report, so the objects do not change meanwhile.
 
@@ -27,7 +27,7 @@ const STREAM: u16 = 1;
 const REQUESTED: u16 = 1;
 const POOL: u16 = 2;
 const ADDRESS: u16 = 3;
-/// Indices of a block's words that may be its size: it follows a set of streams.
+/// Indices of a block's words that may be the size: the size follows a set of streams.
 const SIZES: std::ops::Range<u16> = 3..16;
 /// Possible indices of `is_small` in a pool, the largest first; the private pool is the next word.
 const KINDS: [u16; 3] = [18, 12, 6];
