@@ -120,7 +120,7 @@ pub struct Settings {
     /// The last of `sockets`, if any user could have made its directory. The directory's owner is checked before connecting.
     pub doubtful_socket: Option<PathBuf>,
     pub record: Option<PathBuf>,
-    /// The directories of [`RECORD_DIRS`], without symbolic links in their paths.
+    /// The directories of GPUMEM_RECORD_DIRS, without symbolic links in their paths.
     pub record_dirs: Vec<PathBuf>,
     pub ring_slots: u64,
     pub exit_wait_ms: u64,

@@ -51,7 +51,7 @@ unsafe fn try_all() -> ! {
     let cloexec = libc::MFD_CLOEXEC as usize;
     let no_fd = usize::MAX; // -1: the call passes the filter and then fails
     let calls: &[(c_long, [usize; 6])] = &[
-        // If the child is ended, it writes no core file, which would contain the program's memory.
+        // If the filter ends the child, the child writes no core file, which would contain the program's memory.
         (libc::SYS_prctl, [libc::PR_SET_DUMPABLE as usize, 0, 0, 0, 0, 0]),
         (libc::SYS_memfd_create, [path, cloexec, 0, 0, 0, 0]),
         (libc::SYS_ftruncate, [no_fd, 0, 0, 0, 0, 0]),

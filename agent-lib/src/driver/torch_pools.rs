@@ -89,7 +89,8 @@ pub struct State {
     pub is_late: AtomicBool,
     /// Number of pools of PyTorch's allocator that were created.
     pub(crate) made: AtomicU32,
-    /// Number of allocations without a caching allocator, where each tensor is a driver allocation of its own.
+    /// Number of allocations of PyTorch without its native caching allocator, where each tensor is a driver allocation of its
+    /// own.
     pub(crate) single_tensors: AtomicU64,
     pub(crate) stacks: AtomicU32,
     /// Number of pending blocks (freed, waiting for events) that were not recorded because `waiting` was full.

@@ -272,7 +272,7 @@ fn is_library(file: &[u8]) -> bool {
     file == b"libtorch_cpu.so"
 }
 
-/// Whether PyTorch is loaded.
+/// Whether libtorch_cpu is loaded. Returns false if the lock of `callers::in_loader` is not free.
 pub fn is_torch_loaded() -> bool {
     NEXT.load(Acquire) != 0 || slot::with(is_library, |_| ()).is_some()
 }

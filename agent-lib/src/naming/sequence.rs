@@ -11,8 +11,8 @@
 use crate::base::memfd::anonymous;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
 
-/// Number of entries of the table, which takes 1 MiB. If more nodes are made between a node's forward and backward pass, the node
-/// loses its name.
+/// Number of entries of the table, which takes 1 MiB. If more nodes than this are made between a node's forward and backward
+/// pass, the node loses its name.
 const ENTRIES: usize = 1 << 17;
 /// Maximum distance, in numbers, of a neighbour whose name an unnamed node gets. A node that allocates nothing (a view) has no
 /// name of its own.

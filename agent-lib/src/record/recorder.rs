@@ -34,7 +34,7 @@ pub struct RecordContext {
 }
 
 impl RecordContext {
-    /// A record context without tag, stack and device.
+    /// A record context in which no field is set: no tag, stack, library or device.
     pub const NOWHERE: RecordContext =
         RecordContext { tag: 0, flags: Flags(0), stack: 0, context: 0, module: 0, device: NONE_DEVICE };
 

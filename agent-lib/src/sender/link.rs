@@ -145,7 +145,7 @@ impl Link {
         (self.next_try_ns, self.retry_ns) = (0, *RETRY_NS.start());
     }
 
-    /// Returns the path of the recording's file that is being written.
+    /// Returns the path of the recording that is being written: the additional one, or else the file of GPUMEM_RECORD.
     pub(crate) fn recording(&self) -> Option<&Path> {
         let main = self.path.as_deref().filter(|_| matches!(self.to, To::File(_)));
         self.beside.as_ref().map(|beside| beside.path.as_path()).or(main)
@@ -477,7 +477,7 @@ fn send(socket: Identity, packet: &[u8]) -> Sent {
 }
 
 /// Connects to a daemon whose queue of connections (backlog) is full: waits in connect(), which admits clients in order. A client
-/// that only retries may find the queue full each time. Only the sender waits here, and nothing waits for the sender.
+/// that only retries may find the queue full each time. Only the sender waits here, at most `PATIENCE_US`.
 fn stand_in_line(fd: RawFd, path: &Path) -> bool {
     if !try_again() || !own_thread::is_here() || finishing() {
         return false;

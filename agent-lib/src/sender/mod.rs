@@ -73,7 +73,8 @@ struct Sender {
     link: Link,
     calibration: Calibration,
     progress: Progress,
-    /// Values last sent to the daemon: `Core::unrestored_rows`, `Live::refused`, and whether the table of names is full.
+    /// Values last sent to the daemon: `Core::unrestored_rows`; `Live::refused` plus `threads::refused`; whether the table of
+    /// names is full.
     shortages: (u64, u64, bool),
     /// Number from the daemon's Welcome, which a resync sends back; 0 before the Welcome.
     epoch: u64,

@@ -264,7 +264,7 @@ pub fn refused() -> u64 {
     PLACES.refused.load(Relaxed)
 }
 
-/// Returns the calling thread's place; `None` before `prepare`, and for the 4097th thread.
+/// Returns the calling thread's place; `None` before `prepare`, and for a thread that has found no free place.
 #[inline(always)]
 pub fn current() -> Option<&'static Thread> {
     let place = word::get();

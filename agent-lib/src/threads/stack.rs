@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// The smallest page size of any platform; larger pages begin and end at its multiples, too.
 const PAGE: usize = 4096;
-/// Maximum distance, in bytes, of an address from its stack's end at which the stack is tested. Of deeper stacks only one page is
-/// read.
+/// Maximum distance, in bytes, between an address and its stack's end at which the pages between are tested. Further away, only
+/// one page is read.
 const MAX_TESTED: usize = 4 << 20;
 /// Number of bytes tested below an address in use, so that deeper calls need no further test.
 const BELOW: usize = 16 * PAGE;

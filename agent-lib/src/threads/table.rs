@@ -120,7 +120,7 @@ impl<T: TableSlot, const COUNT: usize> SlotTable<T, COUNT> {
     }
 
     /// Waits until all records up to `seq` are made or lost. While a thread is still making one, calls `wait` with the number of
-    /// earlier calls for that thread. Returns false as soon as `wait` does.
+    /// calls for that thread, counted from 1. Returns false as soon as `wait` does.
     pub fn quiesce(&self, seq: u64, mut wait: impl FnMut(u32) -> bool) -> bool {
         self.all().iter().all(|place| {
             let mut turns = 0;

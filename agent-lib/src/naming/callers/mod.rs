@@ -35,7 +35,7 @@ const WORD: usize = size_of::<usize>();
 const SEARCH_WORDS: usize = 512;
 /// Number of stack words to search for one return address: the bits of a `CandidateWords`.
 const WINDOW: usize = 64;
-/// Maximum number of functions between the driver's entry function and the caller.
+/// Maximum number of steps of a search: return addresses followed, and windows of words without a candidate.
 const MAX_HOPS: usize = 24;
 /// Compilers for aarch64 put the return address below the function's own variables, so the search begins this many words lower.
 const WORDS_BELOW: usize = if cfg!(target_arch = "aarch64") { 32 } else { 0 };

@@ -116,7 +116,8 @@ impl Table {
     }
 }
 
-/// Returns the path of the file in which a function lies, and the file's start address in memory. For the sender.
+/// Returns the path of the file in which a function lies, and the file's start address in memory. `None` for the driver and for
+/// libraries that pass calls on. For the sender.
 pub(crate) fn file_at(address: usize) -> Option<(&'static str, u64)> {
     match table()?.find(address) {
         Target::Code(library) if library.part == Part::Caller => Some((&library.path, library.base)),

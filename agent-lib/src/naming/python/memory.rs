@@ -5,7 +5,7 @@ use std::ffi::c_void;
 
 /// Upper bound of offsets from a pointer: see `Layout::is_sane`.
 pub(crate) const FAR: usize = 1 << 12;
-/// Lower bound of pointers: lower addresses are never mapped.
+/// Lower bound of pointers: the kernel maps nothing below the usual vm.mmap_min_addr.
 const LOWEST: u64 = 1 << 16;
 /// Number of bits of an address in user space, unless a program asks for more.
 const BITS: u32 = if cfg!(target_arch = "x86_64") { 47 } else { 48 };

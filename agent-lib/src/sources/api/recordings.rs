@@ -216,8 +216,8 @@ pub(crate) fn done(number: u64, reply: RecordingReply) {
     }
 }
 
-/// Checks that a file of this name lies below a directory in which the daemon may have files created. Follows links first. The
-/// error is the reply with the reason.
+/// Checks that a file of this name lies below a directory in which the daemon may have files created. Resolves symbolic links
+/// first. The error is the reply with the reason.
 pub(crate) fn check_permitted(core: &Core, name: &str) -> Result<(), RecordingReply> {
     let path = Path::new(if name.is_empty() { "." } else { name });
     let directory = if path.is_dir() { path } else { path.parent().unwrap_or(Path::new("/")) };

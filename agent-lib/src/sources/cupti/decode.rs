@@ -90,7 +90,8 @@ impl CallbackContext<'_> {
         self.id == cupti_sys::ids::cuDevicePrimaryCtxRetain
     }
 
-    /// Returns the context of the call's records: the thread's name and the device of its current CUDA context.
+    /// Returns the context of the call's records: the name for the thread's memory, and the thread's current CUDA context with
+    /// its device.
     #[inline(always)]
     pub(super) fn at(&self) -> RecordContext {
         let at = self.core.here(self.thread);

@@ -51,7 +51,8 @@ impl Core {
         self.book_free_entered(thread, at, call, address);
     }
 
-    /// Returns the device slot of this thread's current context; asks the driver the first time. Only for callbacks of calls.
+    /// Returns the device slot of this thread's current context; asks the driver the first time. Only for callbacks of driver
+    /// calls, not for resource callbacks.
     #[inline(always)]
     pub(crate) fn device_of_context(&self, thread: &Thread, context: usize, uid: u32) -> u8 {
         match thread.device_of(context) {

@@ -160,7 +160,7 @@ impl CallbackContext<'_> {
             (read(p.out, 0, 0), p.description)
         };
         let (bytes, source) = match meaning {
-            // The memory was counted when it was imported.
+            // The memory was counted at cuImportExternalMemory.
             Meaning::Import(ImportSource::External) => (0, ImportSource::External),
             Meaning::Import(source) => {
                 let (mut base, mut bytes) = (0, 0);

@@ -59,7 +59,8 @@ fn slashes(path: &[u8]) -> impl DoubleEndedIterator<Item = usize> {
 }
 
 impl Core {
-    /// Renames rows and nodes; see the module's docs, and `Paths::new` for the format. Returns the number of the next record.
+    /// Renames rows and nodes; see the module's docs, and `Paths::new` for the format. Returns the number of the last record so
+    /// far.
     pub(crate) fn rename(&self, thread: &Thread, text: &[u8]) -> u64 {
         if text.is_empty() {
             return self.recorder.ring.head();

@@ -21,7 +21,7 @@ use std::sync::atomic::Ordering::*;
 
 /// The size of a segment of the native allocator is a multiple of this number of bytes.
 const SEGMENT_UNIT: u64 = 2 << 20;
-/// Minimum size of a segment in bytes. A smaller allocation starts no search for PyTorch.
+/// An allocation of fewer bytes is too small for a segment, and starts no search for PyTorch.
 const SMALLEST: u64 = 1 << 20;
 
 /// Whether PyTorch requested the allocation without its native caching allocator.
