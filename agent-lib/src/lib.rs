@@ -124,7 +124,7 @@ exports! {
     gpumem_available as available() -> c_int { 0; |_, _| 1 }
     /// Opens a scope on this thread.
     gpumem_push as push(name: *const c_char) -> () { (); |core, thread| core.push_scope(thread, text!(name)) }
-    /// Closes the innermost scope of this thread.
+    /// Closes the innermost scope that gpumem_push has opened on this thread.
     gpumem_pop as pop() -> () { (); |core, thread| core.pop_scope(thread) }
     /// Sets the tag for memory of threads without open scopes.
     gpumem_process_tag as process_tag(path: *const c_char) -> () { (); |core, _| core.set_process_tag(text!(path)) }

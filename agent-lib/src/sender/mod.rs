@@ -313,7 +313,8 @@ impl Sender {
         self.torch.update(self.core, self.thread);
         callers::reclaim(now);
         if self.core.devices.driver().is_some() && status::armed() {
-            // During a pause, the ends of calls in flight are not observed. A resync omits the rows that these calls removed.
+            // Between two subscriptions, the returns of calls in flight are not observed. A resync omits the rows that these
+            // calls removed.
             if self.client.check(self.core, now) && self.link.is_up() {
                 self.progress.resync = Some(self.epoch);
             }

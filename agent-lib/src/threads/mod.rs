@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::
 
 /// Maximum number of threads at a time. Calls of further threads make no records; the number of these calls is reported.
 const MAX_THREADS: usize = 4096;
-/// Maximum depth of nested scopes of a thread. Deeper scopes are ignored: their memory gets the name of the deepest one here.
+/// Maximum depth of nested scopes of a thread. Deeper scopes are ignored: their memory gets the name of the scope at this depth.
 pub(crate) const DEPTH: usize = 64;
 /// Number of owners of scopes: the C API, NVTX's default domain, and 32 named domains of NVTX.
 pub(crate) const OWNERS: usize = 34;

@@ -71,7 +71,8 @@ pub(crate) fn in_child() {
 /// The sender's cache of the functions at return addresses.
 #[derive(Debug, Default)]
 pub(crate) struct Sites {
-    /// Tags by return address; 0 for an unknown function. Cleared with each new table of libraries.
+    /// Tags by return address; 0 for an unknown function. Cleared when `modules::generation` has changed, or when the cache is
+    /// full.
     tags: HashMap<usize, u32>,
     generation: u32,
 }

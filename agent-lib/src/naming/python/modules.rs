@@ -73,7 +73,7 @@ impl Entry {
 
 #[repr(C, align(64))]
 pub(crate) struct Modules {
-    /// Address of the table | log2 of its size divided by `FIRST`. 0 before the first table.
+    /// Address of the table | log2(size / `FIRST`), where the size is its number of entries. 0 before the first table.
     table: AtomicU64,
     /// Number that increases when a path may have changed. Never 0.
     epoch: AtomicU32,

@@ -184,7 +184,7 @@ impl CallbackContext<'_> {
         (!node.is_null()).then_some(node)
     }
 
-    /// Handles the return of a call that adds a node to a graph which allocates memory.
+    /// Handles the return of a call that adds a memory allocation node to a graph.
     pub(super) unsafe fn graph_alloc(&self, call: Option<&Call>, result: u32, node: *const AllocNode) {
         // SAFETY: the caller's parameters, filled at EXIT.
         let Some(node) = (unsafe { node.as_ref() }) else { return };

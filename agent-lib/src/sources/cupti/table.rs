@@ -60,7 +60,7 @@ pub enum Meaning {
     IpcClose,
     // Pools.
     PoolCreate,
-    /// A pool of another process, whose memory is counted there.
+    /// A pool of another process was imported. Its memory is counted in that process.
     PoolImport,
     PoolDestroy,
     /// The pool was trimmed or an attribute was set, so its reserved bytes may have changed.

@@ -151,7 +151,7 @@ fn create_domain(core: &Core, name: &[u8]) -> usize {
     LEFT_OUT
 }
 
-/// Maximum number of open ranges of the process at a time.
+/// Maximum number of open ranges of the process at a time. Further ranges name no memory.
 const PLACES: usize = 64;
 
 /// Id of the last range. Ids are never 0, which NVTX treats as no range.
