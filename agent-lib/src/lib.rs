@@ -194,8 +194,8 @@ exports! {
     gpumem_retag as retag(pool: u64, address: u64, path: *const c_char, role: c_int, phase: c_int) -> () {
         (); |core, thread| core.retag(thread, pool, address, text!(path), c_text::use_as(role, phase))
     }
-    /// Reports changed module paths, a text of `bytes` bytes; see sources/torch/rename.rs. Returns the number of the last record
-    /// so far.
+    /// Reports changed module paths, a text of `bytes` bytes; see sources/torch/rename.rs. Returns the number of the next
+    /// record.
     gpumem_rename as rename(paths: *const c_char, bytes: u64) -> u64 {
         0; |core, thread| {
             // SAFETY: the caller guarantees this number of bytes.

@@ -13,7 +13,7 @@ pub mod image;
 pub(crate) mod loaded_file;
 pub(crate) mod locks;
 pub(crate) mod memfd;
-pub(crate) mod own_thread;
+pub mod own_thread;
 pub(crate) mod ring;
 pub mod row;
 pub(crate) mod seccomp;

@@ -16,7 +16,7 @@ pub(crate) static OWNER: AtomicU32 = AtomicU32::new(0);
 pub(crate) static SOCKET: AtomicI32 = AtomicI32::new(-1);
 
 /// Whether the agent has tried to connect to a daemon since this process began.
-pub(crate) static TRIED: AtomicBool = AtomicBool::new(false);
+pub static TRIED: AtomicBool = AtomicBool::new(false);
 
 /// Returns the kernel id of the calling thread. A direct system call, because glibc has gettid only since 2.30.
 pub(crate) fn kernel_id() -> u32 {

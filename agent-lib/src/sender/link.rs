@@ -246,10 +246,10 @@ impl Link {
 
     fn open_file(&mut self, core: &Core, path: &Path) -> bool {
         let Some((file, path)) = fresh(path) else { return false };
+        let is_own = file.metadata().is_ok_and(|about| about.is_file());
         let is_begun = self.begin(core, file).is_ok();
-        if !is_begun {
-            // Unless `path` is a device, the file is the agent's own and has no records. Repeated attempts on a full disk must
-            // not leave many files.
+        if !is_begun && is_own {
+            // Attempts on a full disk must not leave many empty files.
             let _ = std::fs::remove_file(&path);
         }
         self.path = std::path::absolute(path).ok();

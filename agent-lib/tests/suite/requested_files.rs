@@ -1,10 +1,12 @@
 //! Files that the server may have an agent create: below the directories that the program's environment permits, and only for a
 //! server of root or of the program's user.
 
-use crate::common::daemon::{Daemon, Folder, Peer, agent};
+use crate::common::daemon::{Daemon, Folder, Peer, agent, patience};
 use gpumem_test_support::alone;
 use gpumem_wire::Body;
 use std::path::Path;
+use std::sync::atomic::Ordering::Acquire;
+use std::time::{Duration, Instant};
 
 fn told(peer: &mut Peer, command: Body<'_>) -> (i32, String) {
     let kind = command.kind();
@@ -51,6 +53,22 @@ fn server_has_files_created_only_where_the_environment_permits() {
         let text = path.to_str().expect("UTF-8").to_owned();
         assert_eq!(start(&mut peer, &path), (0, text.clone()));
         assert_eq!(told(&mut peer, Body::RecordControl { on: false, path: "" }), (0, text));
+    });
+}
+
+#[test]
+fn a_device_that_takes_no_recording_is_kept() {
+    alone(|| {
+        let folder = Folder::new("device");
+        let link = folder.0.join("full.gpumem");
+        std::os::unix::fs::symlink("/dev/full", &link).expect("a link");
+        agent(&folder.0.join("nobody.sock"), |settings| settings.record = Some(link.clone()));
+        let start = Instant::now();
+        while !gpumem::base::own_thread::TRIED.load(Acquire) {
+            assert!(start.elapsed() < patience(), "the sender opened nothing");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert!(link.symlink_metadata().is_ok(), "the agent removed what it did not make");
     });
 }
 

@@ -106,3 +106,35 @@ fn a_place_that_is_taken_again_has_no_scope_of_the_last_thread() {
         assert_eq!(threads::refused(), 0);
     });
 }
+
+#[test]
+fn the_record_before_a_module_moves_gets_the_new_path_and_later_records_keep_theirs() {
+    alone(|| {
+        let folder = Folder::new("moved");
+        let socket = folder.0.join("agent.sock");
+        let daemon = Daemon::listen(&socket);
+        agent(&socket, |_| {});
+        let mut peer = daemon.accept();
+        peer.resync(1);
+        context(CONTEXT, 0);
+        let path = c"net/a";
+        let made = |address| {
+            // SAFETY: a C string.
+            unsafe { gpumem::gpumem_push(path.as_ptr()) };
+            alloc(address, BYTES);
+            // SAFETY: takes no arguments.
+            unsafe { gpumem::gpumem_pop() };
+        };
+        made(BASE);
+        // SAFETY: no bytes.
+        let until = unsafe { gpumem::gpumem_rename(c"".as_ptr(), 0) };
+        // Another module takes the old path.
+        made(BASE + BYTES);
+        let lines = format!("net/a\0net/b\0{}\0{until}\0", 0);
+        // SAFETY: the bytes of `lines`.
+        unsafe { gpumem::gpumem_rename(lines.as_ptr().cast(), lines.len() as u64) };
+        peer.catch_up();
+        let wanted = ["net/a", "net/b"].map(|name| (name.to_owned(), BYTES as i64));
+        assert_eq!(peer.tags(), BTreeMap::from(wanted));
+    });
+}

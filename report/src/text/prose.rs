@@ -199,7 +199,7 @@ fn blind(run: &Run, times: Times) -> Option<String> {
     };
     let until = longest.to_ns.map_or("now".to_owned(), |to_ns| times.time(to_ns));
     let from = times.time(longest.from_ns);
-    Some(format!("blind {total}{often}: {} {from}-{until}", escape(&longest.why)))
+    Some(format!("blind {total}{often}: {} {from} to {until}", escape(&longest.why)))
 }
 
 /// Returns the line that states how complete the numbers are.

@@ -59,11 +59,10 @@ fn slashes(path: &[u8]) -> impl DoubleEndedIterator<Item = usize> {
 }
 
 impl Core {
-    /// Renames rows and nodes; see the module's docs, and `Paths::new` for the format. Returns the number of the last record so
-    /// far.
+    /// Renames rows and nodes; see the module's docs, and `Paths::new` for the format. Returns the number of the next record.
     pub(crate) fn rename(&self, thread: &Thread, text: &[u8]) -> u64 {
         if text.is_empty() {
-            return self.recorder.ring.head();
+            return self.recorder.ring.head() + 1;
         }
         let _uncancelled = crate::base::own_thread::Uncancelled::now();
         let paths = Paths::new(text);
@@ -89,7 +88,7 @@ impl Core {
         // Nodes have no record number. Most belong to the last pass, so the current number is used.
         let head = self.recorder.ring.head();
         autograd::rename(|tag| renamed(tag, head));
-        self.recorder.ring.head()
+        self.recorder.ring.head() + 1
     }
 }
 
