@@ -226,7 +226,7 @@ fn coverage(run: &Run, times: Times) -> String {
         parts.push(thousands(coverage.withheld) + " withheld on request");
     }
     if !run.source.is_watched() {
-        parts.push(thousands(coverage.rejected) + " records rejected");
+        parts.push(plural(coverage.rejected, "record") + " rejected");
     }
     parts.push(match coverage.samples {
         0 => "no NVML sample".to_owned(),
