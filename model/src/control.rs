@@ -112,7 +112,8 @@ pub struct DeviceRow {
     /// `used_bytes` minus the bytes of all processes on the device; for unified memory, the memory that the rest of the host
     /// uses.
     pub unaccounted_bytes: Option<i64>,
-    /// Share of the last seconds in which a kernel ran on the device, in per cent; absent if the driver does not report it.
+    /// Share of NVML's last sample period (at most 1 s) in which a kernel ran on the device, in per cent; absent if the driver does
+    /// not report it.
     #[serde(default)]
     pub utilization_percent: Option<u32>,
     /// Power that the device draws, in W; absent if the driver does not report it.
@@ -139,8 +140,8 @@ pub struct ProcessRow {
     pub user: Option<String>,
     /// `covered` or `uncovered` (with or without an agent), then those that apply: `late` (the agent began after the first
     /// allocation), `blocked` (the agent cannot use CUPTI), `paused` (the agent sees no calls), `partial` (tracked bytes are
-    /// incomplete), `restarted` (an earlier daemon booked a part), `stale` (the agent had not answered when the last sample was
-    /// taken).
+    /// incomplete), `restarted` (the daemon was restarted while the process ran), `stale` (the agent had not answered when the last
+    /// sample was taken).
     pub flags: Vec<String>,
     /// Bytes that NVML charges to the process.
     pub used_bytes: Option<u64>,

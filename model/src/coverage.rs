@@ -28,13 +28,14 @@ fields! {
         blind_count: u64             => part since, join sum,          add sum,  redact keep;
         /// Total length of the blind intervals that have ended (ns).
         blind_ns: u64                => part since, join sum,          add sum,  redact keep;
-        /// Whether memory was tracked before a blind interval. Sums and peaks are inexact since then; no resync corrects them.
+        /// Whether a blind interval began or ended after the agent had seen driver calls on a GPU. Sums and peaks are inexact since
+        /// then; no resync corrects them.
         blind_doubt: bool            => part carry, join or,           add or,   redact keep;
         /// Whether records were lost and no resync (the agent restates its live rows) has completed since.
         partial_state: bool          => part carry, join last,         add or,   redact keep;
         /// Whether records were lost at any time, so that peaks are lower bounds.
         partial_history: bool        => part carry, join or,           add or,   redact keep;
-        /// Number of booked records that have a place in the sender's order (allocations, frees, ...).
+        /// Number of received records that have a sequence number (allocations, frees, ...).
         events: u64                  => part since, join sum,          add sum,  redact keep;
         /// Number of successful driver allocations.
         allocations: u64             => part since, join sum,          add sum,  redact keep;
@@ -42,9 +43,9 @@ fields! {
         allocated_bytes: u64         => part since, join sum,          add sum,  redact keep;
         /// Number of lines or records of the input that could not be read.
         rejected: u64                => part since, join sum,          add sum,  redact keep;
-        /// Number of such ordered records that were lost.
+        /// Number of records with a sequence number that were lost.
         lost: u64                    => part since, join sum,          add sum,  redact keep;
-        /// Number of ordered records that the agent withheld on request (pause, mute). They do not count as lost.
+        /// Number of records with a sequence number that the agent withheld on request (pause, mute). They do not count as lost.
         withheld: u64                => part since, join sum,          add sum,  redact keep;
         /// Whether the source ends on purpose (a snapshot, or a recording that was stopped). The process may have continued.
         complete: bool               => part carry, join last,         add skip, redact keep;
@@ -92,7 +93,7 @@ impl Coverage {
         self.blind.last().filter(|window| window.to_ns.is_none())
     }
 
-    /// Begins a blind interval, unless one with the same reason is open.
+    /// Begins a blind interval, unless one with the same reason is open. An open one with another reason ends.
     pub fn begin_blind(&mut self, from_ns: u64, why: String) {
         if self.open_blind().is_some_and(|window| window.why == why) {
             return;
@@ -107,7 +108,7 @@ impl Coverage {
         self.blind.push(BlindWindow { from_ns, to_ns: None, why });
     }
 
-    /// Ends the open blind interval.
+    /// Ends the open blind interval; one of length 0 is removed.
     pub fn end_blind(&mut self, to_ns: u64) {
         let Some(window) = self.blind.last_mut().filter(|window| window.to_ns.is_none()) else { return };
         let lasted_ns = to_ns.saturating_sub(window.from_ns);
@@ -155,13 +156,13 @@ fields! {
 }
 
 fields! {
-    /// A named moment; options that take a time also accept its name.
+    /// A named moment; options of gpumemctl that take a time also accept its name.
     #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(default)]
     pub struct Mark {
         /// Time at which the mark was set (ns).
         time_ns: u64;
-        /// Name of the mark; absent if its record was lost.
+        /// Name of the mark; absent if the record of the name was lost.
         name: Option<String>;
         /// Who set the mark: `program` (`gpumem.mark` and similar) or `gpumemctl`.
         by: String;
@@ -217,7 +218,8 @@ impl PartStart {
     pub fn subtract(&self, coverage: &mut Coverage) {
         coverage.begin_part(&self.counts);
         coverage.blind.retain(|window| window.to_ns.is_none_or(|to_ns| to_ns > self.part.began_ns));
-        // The part's peak starts with the amounts at its begin, so only losses since then make it a lower bound.
+        // The part's peak starts with the amounts at its begin. So only losses since then make it a lower bound, and earlier ones
+        // that no resync had corrected by then.
         coverage.partial_history =
             coverage.lost > 0 || coverage.partial_state || self.counts.partial_state || coverage.blind_doubt;
         coverage.part = Some(self.part);

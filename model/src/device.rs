@@ -20,7 +20,8 @@ fields! {
     #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
     #[allow(missing_docs)]
     pub struct Device {
-        /// UUID as NVML writes it, `ordinal-N`, or `unnamed-N` where the agent has not named its slot.
+        /// UUID as NVML writes it; `ordinal-N` in imports without UUIDs; `unnamed-N` if the process has not reported which device
+        /// it is.
         name: String                       => join last,           redact keep;
         /// NVML's index of the device; for an import, the number in the import.
         ordinal: u16                       => join last,           redact keep;
@@ -112,7 +113,7 @@ impl Device {
     }
 }
 
-/// Memory outside the sum of tracked bytes.
+/// Memory outside the sum of tracked bytes, and the pending blocks in it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 #[allow(missing_docs)]
@@ -146,9 +147,9 @@ fields! {
     #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(default)]
     pub struct Pool {
-        /// The owner's id of the pool.
+        /// Id that the pool's owner (driver or framework) gave it.
         id: u64                   => redact keep;
-        /// The owner's name of the pool.
+        /// Name that the owner gave the pool.
         name: Option<String>      => redact hide_unknown_pool;
         /// Kind of owner: `driver`, `graph` or `framework`.
         owner: Option<String>     => redact keep;

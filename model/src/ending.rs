@@ -62,13 +62,13 @@ pub struct Ending {
 }
 
 impl Ending {
-    /// Returns the cause of the end of a process; `None` if it still runs or the cause is unknown.
+    /// Returns the cause of the end of a process; `None` if the run is not closed or no such cause is known.
     pub fn of(run: &Run) -> Option<Ending> {
         let State::Closed { time_ns, status } = run.state else { return None };
         let named = Ending::of_facts(&run.process.facts, time_ns, status);
         let faults = run.devices.iter().flat_map(|device| &device.details.faults);
         let near = faults.filter(|(fault_ns, _)| status != Some(0) && is_near(*fault_ns, time_ns));
-        // Xids 43 and 45 are consequences of other faults.
+        // Xids 43 and 45 are consequences of other faults, so any other fault is preferred.
         let fault = near.min_by_key(|(fault_ns, xid)| (matches!(xid, 43 | 45), *fault_ns));
         named.or_else(|| {
             let &(time_ns, xid) = fault?;

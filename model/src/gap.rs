@@ -83,7 +83,7 @@ fields! {
         from_ns: u64                => redact keep;
         /// Time of the event that caused the change; without an event, time of the sample that shows the change.
         time_ns: u64                => redact keep;
-        /// Size of the change without rounding: the sum of `parts`.
+        /// Size of the change, without the change of the driver's rounding: the sum of `parts`.
         bytes: i64                  => redact keep;
         /// The change by cause.
         parts: UntrackableParts                => redact keep;

@@ -21,7 +21,7 @@ pub enum Axis {
     ForwardPass,
     /// Periods in which the live bytes rise and fall.
     Period,
-    /// Record time.
+    /// Time. Positions are in seconds, rates per minute.
     #[default]
     Minute,
 }

@@ -27,7 +27,8 @@ fields! {
         used_absence: Option<String>;
         /// Bytes that NVML charges to a process without an agent.
         uncovered_used_bytes: Option<u64>;
-        /// Time from the moment to the sample that gave `untrackable_bytes` (ns); 0 if the sample was taken at the moment.
+        /// Time from the moment to the sample that gave `untrackable_bytes` (ns): negative if the sample is earlier, 0 if it was
+        /// taken at the moment.
         gap_distance_ns: i64;
         /// Minimum and maximum of the tracked bytes if memory changed while NVML was read. If both are equal, a call of unknown
         /// size was in progress, and they are a lower bound.

@@ -2,7 +2,7 @@
 
 use gpumem_wire::{Absence, Layer, LayerState, Phase, Role};
 
-/// An enum whose values have names (texts); its value `Unknown` has none.
+/// An enum whose values have names (texts). If it has a value `Unknown`, that one has no name.
 pub trait Named: Copy + PartialEq + 'static {
     /// All names with their values.
     const NAMES: &'static [(&'static str, Self)];

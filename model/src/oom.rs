@@ -4,7 +4,8 @@ use crate::cell::{Amounts, hide_unknown_phase};
 use crate::fields::{Timed, fields, plain};
 use serde::{Deserialize, Serialize};
 
-/// Maximum time (ns) from an OOM to the failed end of its process; a process that runs longer has survived the OOM.
+/// Maximum time (ns) from an OOM to the failed end of its process; a process that runs longer has survived the OOM, unless it has
+/// got no memory since (`is_stalled`) and exits with a failure.
 pub const OPEN_FATE_NS: u64 = 10_000_000_000;
 
 /// What ran out of memory.
@@ -97,7 +98,8 @@ fields! {
         is_partial: bool                 => redact keep;
         /// State of the device at that time; absent if NVML was not read.
         device: Option<OomDevice>        => redact keep;
-        /// Whether no framework reports the outcome: the request was made outside of it, or it does not report its OOMs.
+        /// Whether no framework reports the outcome: the request was made outside of a framework, or by one that does not report
+        /// its OOMs.
         is_unheard: bool                 => redact keep;
         /// Whether the driver has given the process no memory since the OOM. Known where the record is made; not stored.
         #[serde(skip)]

@@ -32,7 +32,7 @@ fields! {
         spans: Vec<Span>                   => clip within;
         /// Number of single ranges that were dropped.
         spans_dropped: u64                 => clip keep;
-        /// The allocator's totals in a PyTorch snapshot.
+        /// The allocator's totals, if the run was imported from a PyTorch memory snapshot.
         snapshot: Option<SnapshotFigures>  => clip keep;
     }
 }
@@ -76,7 +76,7 @@ fields! {
     #[serde(default)]
     #[allow(missing_docs)]
     pub struct Counter {
-        /// Name of the counter; absent if its record was lost.
+        /// Name of the counter; absent if the record of the name was lost.
         name: Option<String>;
         value: i64;
         /// Number of times that the program reported a value.
@@ -163,7 +163,7 @@ impl Range {
         self.total_ns.checked_div(self.count)
     }
 
-    /// Returns the name for display; that of steps is one that no scope can have.
+    /// Returns the name for display; steps have the text `(steps)`, which differs from every scope's name.
     pub fn title(&self) -> &str {
         match &self.name {
             _ if self.is_step => "(steps)",

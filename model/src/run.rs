@@ -61,7 +61,7 @@ fn hide_caveats(caveats: &mut Vec<Caveat>) {
     caveats.retain(|caveat| codes.contains(&caveat.code.as_str()));
 }
 
-/// Keeps only names that metric labels show; removes the command line and directories.
+/// Keeps only names that metric labels show, and the keys from which they are derived. Removes the command line and directories.
 fn hide_identity(facts: &mut BTreeMap<String, String>) {
     let sources = [owner::MAPPED_JOB, "slurm_job_id", "slurm_step_id"];
     facts.retain(|name, _| owner::NAMES.contains(&name.as_str()) || sources.contains(&name.as_str()));
@@ -93,7 +93,7 @@ fields! {
     /// Where a run came from.
     #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
     pub struct Source {
-        /// `daemon`, `recording`, or an import format such as `tbd-log`.
+        /// `daemon`, `recording`, [`EXPORT_FORMAT`], or an import format such as `tbd-log`.
         kind: String;
         /// File name of a recording or import; for a daemon, its host name.
         origin: String;
@@ -133,13 +133,13 @@ fields! {
     pub struct Process {
         /// Pid in the daemon's namespace; 0 if unknown.
         pid: u32                          => redact keep;
-        /// Start time from /proc, in clock ticks; 0 if unknown.
+        /// Start time from /proc, in clock ticks since boot; 0 if unknown.
         start_ticks: u64                  => redact keep;
         /// Owner's uid.
         uid: Option<u64>                  => redact keep;
-        /// Values from /proc: command, comm, user and cgroup.
+        /// Values from the kernel and from files of the machine: command, comm, user, cgroup, ...
         facts: BTreeMap<String, String>   => redact hide_identity;
-        /// Values from the process's environment, as its agent reports them: rank and job.
+        /// Values from the process's environment, as its agent reports them: rank, job, ...
         claims: BTreeMap<String, String>  => redact hide_identity;
     }
 }

@@ -51,7 +51,7 @@ pub struct Bucket {
 }
 
 impl Bucket {
-    /// Whether a bucket of this width overlaps a window.
+    /// Whether the bucket, which covers `width_ns`, overlaps a window.
     pub(crate) fn is_in(&self, width_ns: u64, window: &Window) -> bool {
         self.time_ns.saturating_add(width_ns) > window.from_ns && self.time_ns <= window.to_ns
     }
@@ -85,8 +85,8 @@ impl Series {
         Series { width_ns: width_ns.max(1), buckets: Vec::new() }
     }
 
-    /// Returns the bucket of a time, which may be earlier than the last one: samples and windows do not end in the order in which
-    /// they begin.
+    /// Returns the bucket of a time, adding it if there is none. Times are not in order: samples and the ledger's windows do not
+    /// end in the order in which they begin.
     fn bucket(&mut self, time_ns: u64) -> &mut Bucket {
         // Fast path without a division: the time is almost always in the last bucket.
         let last = self.buckets.last().map(|last| time_ns.wrapping_sub(last.time_ns));
@@ -141,7 +141,7 @@ impl Series {
         bucket.samples = bucket.samples.saturating_add(1);
         bucket.doubtful = bucket.doubtful.saturating_add(doubtful.into());
         if let (false, Some(tracked)) = (doubtful, tracked) {
-            // If the bucket already has a window's extremes, they include this value.
+            // If the bucket has extremes already, this value adds nothing to them: `add_tracked` adds every change of `tracked`.
             bucket.tracked.get_or_insert(Extremes::at(tracked));
         }
     }

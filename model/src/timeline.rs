@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 
 /// Maximum number of cells of a point, including groups of small cells; all other bytes are in `rest_bytes`.
 pub const MAX_CELLS: usize = 64;
-/// Maximum number of points. When a timeline is full, its slots double in width, and each slot keeps the point with the most
-/// bytes.
+/// Maximum number of points. When a timeline is full, its slots (equal intervals of time) double in width, and each slot keeps the
+/// point with the most bytes.
 pub const MAX_POINTS: usize = 256;
 
 fields! {
@@ -16,9 +16,9 @@ fields! {
     #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(default)]
     pub struct Timeline {
-        /// Width of a slot (ns, or lines of a log); 0 without slots. Each point is the fullest moment of its slot: that with the
-        /// most tracked bytes, among equals with the fewest unused ones. If nothing happens for more than a width, the amounts at
-        /// the start of that silence are a point too.
+        /// Width of a slot (ns, or lines of a log); 0 without slots. Each point is the fullest moment of its slot: the one with the
+        /// most tracked bytes and, among equal ones, the fewest unused bytes of pools. If nothing happens for more than a width,
+        /// the amounts at the start of that silence are a point too.
         width_ns: u64      => join max,          clip keep;
         /// Points in order of time. If at least one whole slot lies between two points, nothing happened there: the amounts of
         /// the first point were held until the slot of the second. Other points are exact only at their own time.
@@ -64,8 +64,8 @@ impl Point {
 }
 
 impl Timeline {
-    /// Reduces the points to at most [`MAX_POINTS`]: the fullest of each slot (most tracked bytes), and those held where nothing
-    /// happened for a whole slot.
+    /// Reduces the points to at most [`MAX_POINTS`]: the fullest of each slot (most tracked bytes), and the last one before a whole
+    /// slot without points or the end.
     pub fn thin(&mut self) {
         self.width_ns = self.width_ns.max(1);
         while self.points.len() > MAX_POINTS {

@@ -10,7 +10,7 @@ pub struct Unit {
 }
 
 impl Unit {
-    /// Returns the unit in which the largest amount has three to six digits.
+    /// Returns the unit for a table whose largest amount is `bytes`: bytes below 10 KiB, KiB below 10 MiB, else MiB.
     pub fn for_largest(bytes: i64) -> Self {
         const KIB: i64 = 1 << 10;
         const MIB: i64 = 1 << 20;
@@ -31,7 +31,7 @@ impl Unit {
         Unit { name, bytes: 1 << power, decimals }
     }
 
-    /// Returns a unit for shares of a total: a step of the last digit is a thousandth of `total_bytes`.
+    /// Returns a unit in which [`Unit::apportion`] divides a total: one step is a thousandth of `total_bytes`. Not for printing.
     pub fn for_shares(total_bytes: i64) -> Self {
         Unit { name: "%", bytes: total_bytes, decimals: 3 }
     }
@@ -55,7 +55,7 @@ impl Unit {
         (scaled + unit / 2).div_euclid(unit) as i64
     }
 
-    /// Rounds `parts` to steps so that they sum to exactly `total` steps, each off by less than one step. All parts are rounded
+    /// Rounds `parts` (bytes) to steps that sum to `total`, which is the sum of the parts, rounded to steps. All parts are rounded
     /// down first; then those with the largest remainders get one step more.
     pub fn apportion(self, total: i64, parts: &[i64]) -> Vec<i64> {
         let (unit, scale) = self.step();
@@ -87,7 +87,7 @@ impl Unit {
         }
     }
 
-    /// Returns the smallest amount that does not print as zero.
+    /// Returns the smallest positive amount (bytes) that does not print as zero.
     pub fn smallest(self) -> i64 {
         let (unit, scale) = self.step();
         (unit + 2 * scale - 1) / (2 * scale)

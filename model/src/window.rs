@@ -119,7 +119,8 @@ fn join(whole: &mut Run, mut part: Run) {
     // The peak may lie in any part, so a loss in one part makes it a lower bound.
     whole.coverage.partial_history |= whole.coverage.partial_state;
     whole.coverage.join(part.coverage);
-    // Only the first joined part keeps the caveat of earlier parts; the driver's accounting covers the whole life.
+    // The caveat `part` stays only from the first joined part. Any other caveat replaces an earlier one of the same code.
+    // `accounting_disagrees` covers the whole life, so only the last part's stays.
     part.caveats.retain(|caveat| caveat.code != "part");
     let mut earlier = std::mem::replace(&mut whole.caveats, part.caveats);
     earlier.retain(|caveat| {
