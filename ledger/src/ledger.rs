@@ -26,8 +26,8 @@ use std::sync::Arc;
 
 /// Number of known devices from which on processes may not add others. No machine has so many, and devices are never removed.
 const MAX_CLAIMED_DEVICES: usize = 512;
-/// Maximum number of devices that the processes of one user may add; as many as one process may have. Processes of imports may
-/// have no user.
+/// Maximum number of devices that the processes of one user may add; as many as one process may have. Processes without a user, as
+/// in imports, have no such limit.
 const CLAIMED_BY_USER: usize = 64;
 /// Time after an NVML reading (ns) at which its samples are closed without the records of a silent agent.
 pub const STALE_AFTER_NS: u64 = 500_000_000;
@@ -64,7 +64,7 @@ pub struct Ledger {
     pub(crate) listings: Map<usize, Arc<Listing>>,
     pub(crate) processes: Vec<Process>,
     pub(crate) by_key: Map<ProcessKey, usize>,
-    /// Processes that have an account on each device; an NVML reading concerns only these.
+    /// For each device, the indices of the processes with an account on it; an NVML reading of the device concerns only these.
     pub(crate) members: Vec<Vec<usize>>,
     /// Index of a device, by the number (slot) that the daemon's NVML readings use for it.
     host_slots: Map<u8, usize>,
@@ -74,7 +74,7 @@ pub struct Ledger {
     pub(crate) wall_offset_ns: Option<i128>,
     samples: Vec<(ProcessKey, usize, ClosedSample)>,
     windows: Vec<(ProcessKey, AccountRef, Window)>,
-    /// Processes with pending samples, by the time (ns) at which the first of these readings ended.
+    /// Processes with pending samples, by the time (ns) at which the earliest reading of these samples ended.
     waiting: BinaryHeap<Reverse<(u64, usize)>>,
     /// Process of the last record, so that most look-ups need no hashing.
     last: Option<(ProcessKey, usize)>,
@@ -424,7 +424,7 @@ impl Ledger {
         self.windows.drain(..)
     }
 
-    /// Adds the present state of all open windows to the ended ones.
+    /// Adds the open windows that have changed since the last call to the ended ones. The windows stay open.
     pub fn end_windows(&mut self) {
         for process in &mut self.processes {
             for book in 0..process.holdings.books.len() {

@@ -50,7 +50,7 @@
 //! | context, module, limit | nothing: they change the untrackable bytes, see untrackable/ |
 //! | lost records | nothing; the sums are `partial` until a resync (the agent restates its live rows) has completed |
 //! | the agent was blind | nothing; the sums are `partial` from then on, because memory freed in that time is still booked. If an address is allocated again, its old row ends |
-//! | resync | restated rows stay, all others are removed when it ends; no peak is recorded until the ring has caught up with it |
+//! | resync | restated rows stay, all others are removed when it ends; no peak is recorded until the records that were made meanwhile have arrived |
 #![forbid(unsafe_code)]
 
 mod base;

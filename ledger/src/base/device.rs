@@ -107,7 +107,7 @@ pub struct LastMinute {
 }
 
 impl LastMinute {
-    /// Adds a reading; a reading more than a minute older than the newest is ignored.
+    /// Adds a reading. A late one is ignored if a reading from at least a minute later has taken its piece.
     pub(crate) fn add(&mut self, time_ns: u64, value: u64) {
         let number = time_ns / PIECE_NS + 1;
         let piece = &mut self.pieces[(number % (PIECES as u64 + 1)) as usize];
@@ -121,7 +121,7 @@ impl LastMinute {
         }
     }
 
-    /// Returns minimum and maximum of the minute before the newest reading; `None` without readings.
+    /// Returns minimum and maximum of the readings up to the newest one, from at least a minute before it; `None` without readings.
     pub fn range(&self) -> Option<(u64, u64)> {
         let oldest = (self.newest.0 / PIECE_NS + 1).saturating_sub(PIECES as u64).max(1);
         let pieces = self.pieces.iter().filter(|piece| piece.number >= oldest);

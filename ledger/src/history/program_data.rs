@@ -69,7 +69,7 @@ impl Layers {
         }
     }
 
-    /// Clears the states of all layers, because the process runs another program, which reports its own.
+    /// Clears the states of all layers, because an agent reports all of them again after its `Hello`.
     pub fn clear(&mut self) {
         self.0.clear();
     }

@@ -2,8 +2,9 @@
 //!
 //! **Sampling times.** The book is sampled at each `Step` record. A leak is memory that a step allocated and that is still held
 //! when the next step begins; temporary memory has been freed by then. The book is also sampled when a forward pass begins, for
-//! programs that only infer, and programs without modules are sampled at the lowest moments of a stable period (period.rs). All programs are also sampled when a window of the book ends or an NVML sample is closed, at
-//! most every quarter of a second. No record costs more because of that.
+//! programs that only infer. It is sampled at the lowest moments of a stable period (period.rs), for programs without modules. All
+//! programs are also sampled when a window of the book ends or an NVML sample is closed, at most every quarter of a second. No
+//! record costs more because of that.
 //!
 //! **Points.** A point is the minimum of its first samples: those of eight steps, or of a minute. When all points are in use,
 //! neighbours are merged in pairs. While every sample of a pair counts, the merged point is the lower of the two; later it is the
@@ -59,7 +60,8 @@ const GROWTH_CELLS: usize = 64;
 const LEAST_STEPS: usize = gpumem_model::growth::LEAST_POINTS + 2;
 
 impl TrendView {
-    /// Returns the points from which growth is judged: by step, else by forward pass, else by period, else by time.
+    /// Returns the points from which growth is judged: by step, else by forward pass, else by period, else by time. Steps that
+    /// ended before half of the time of the forward passes do not count.
     pub fn growth(self) -> Growth {
         let enough = |track: &Growth| track.points.len() >= LEAST_STEPS;
         let mut track = match self.periods.filter(enough) {

@@ -9,9 +9,9 @@ use gpumem_model::oom::{Oom, OomDevice, OomKind};
 use gpumem_wire::Stamp;
 use std::sync::Arc;
 
-/// A reading within this time (ns) after the OOM may be nearer to it than the reading before it.
+/// Value (ns) by which `Ooms::reading_until_ns` exceeds the time of the OOM.
 const NEXT_READING_NS: u64 = 3_000_000_000;
-/// A device is nearly full if less than 1/16 of its memory is free.
+/// A device is nearly full if at most 1/16 of its memory is free.
 const NEARLY_FULL: i64 = 16;
 
 impl Ledger {

@@ -39,8 +39,8 @@ impl Listing {
         self.listed.iter().find(|(listed, _)| *listed == key).map(|(_, used)| *used)
     }
 
-    /// Returns the state of the device when memory ran out in process `key`. `own`: bytes that it holds now, if reported, and
-    /// their lower bound. `owner`: returns user and growth (bytes, ns) of a process.
+    /// Returns the state of the device when memory ran out in process `key`. `own`: bytes that the process holds now, if known, and
+    /// its tracked bytes, which are their lower bound. `owner`: returns user and growth (bytes, ns) of a process.
     pub fn oom_device(
         &self,
         total_bytes: Option<u64>,

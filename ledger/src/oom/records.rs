@@ -40,7 +40,7 @@ const TOGETHER_NS: u64 = 10_000_000_000;
 /// An entry without amounts by cell gets those of an entry within this time (ns). After it, all cells may be copied again.
 pub(crate) const SAME_NS: u64 = 1_000_000_000;
 
-/// Maximum number of entries of a process; the first half and the latest are kept.
+/// Maximum number of entries of a process; of more, the oldest pressure entries are dropped, else those in the middle.
 const MAX_ENTRIES: usize = 32;
 
 /// Maximum number of stacks that are kept, and maximum bytes of each: as many as an agent sends.
@@ -55,7 +55,8 @@ pub(crate) struct Ooms {
     pub dropped: u64,
     /// Whether the newest entry still lacks the processes that held its device.
     pub wants_holders: bool,
-    /// Time (ns) up to which an NVML reading may be nearer to the newest entry than the one used; 0 if none is expected.
+    /// Nonzero while the next NVML reading may be nearer to the newest entry than the one used. The value (ns) has no further
+    /// meaning.
     pub reading_until_ns: u64,
     pub stacks: VecDeque<(u32, String)>,
     /// Number of the process's records at which the bytes of all cells may be copied again.
@@ -103,7 +104,8 @@ impl Ooms {
         self.entries.iter().map(|entry| (usize::from(entry.book), named(entry))).collect()
     }
 
-    /// Marks a thread's out-of-memory entries as survived, because the thread got memory afterwards.
+    /// Marks a thread's out-of-memory entries as survived, because the thread got memory afterwards. Leaves out pressure entries
+    /// whose failure a framework would report.
     #[cold]
     pub fn note_progress(&mut self, stamp: &Stamp) {
         self.is_watched = false;

@@ -118,8 +118,8 @@ impl Account {
         by_then.fold(self.adopted, |sum, (_, bytes)| sum.wrapping_add(*bytes))
     }
 
-    /// Whether a sample determines the baseline bytes: the first sample does, and later ones until one is certain. `late`: the
-    /// agent started after the first allocation.
+    /// Whether a sample determines the baseline bytes: the first sample does, and the first certain one, unless the agent reported
+    /// these bytes. `late`: the agent started after the first allocation; else no sample does.
     pub fn settles_baseline(&self, sample: &ClosedSample, late: bool) -> bool {
         late && !self.is_settled && (sample.is_certain() || self.predates.is_none())
     }
@@ -200,7 +200,8 @@ impl Account {
         self.last = Some(gap);
     }
 
-    /// Returns the gap at a peak: that of a sample with the same `tracked` bytes, else that of the nearest certain sample.
+    /// Returns the gap at a peak: that of a certain sample with the same `tracked` bytes, else of the nearest certain sample, else
+    /// of the nearest one.
     pub fn peak_gap(&self, peak: &Moment) -> Option<PeakGap> {
         let after = self.after_peak.map(|(_, gap)| gap);
         // If memory changed during a reading, its gap may be wrong by the size of the changes.

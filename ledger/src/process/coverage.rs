@@ -17,9 +17,9 @@ pub struct Facts {
     pub uid: Option<u64>,
     /// Parent's pid.
     pub parent_pid: Option<u64>,
-    /// Values that the daemon read from /proc: command, comm, user, cgroup.
+    /// Values from the kernel and from files of the machine: command, comm, user, cgroup, ...
     pub seen: BTreeMap<String, String>,
-    /// Values from the process's environment: rank, job. Not verified.
+    /// Values from the process's environment, as its agent reports them: rank, job, ... Not verified.
     pub claims: BTreeMap<String, String>,
 }
 

@@ -15,7 +15,7 @@ use std::sync::Arc;
 /// Maximum number of tag paths of a process; further tags have no path, but their bytes are booked all the same.
 const MAX_NAMES: usize = 262_144;
 
-/// Maximum number of calls in flight in one process, one for each thread. They are searched when a resync restates a row.
+/// Maximum number of calls in flight (frees, unmaps, releases) in one process; a thread has at most one.
 const MAX_IN_FLIGHT: usize = 4096;
 
 impl Process {
@@ -253,7 +253,7 @@ impl Process {
         }
     }
 
-    /// Reverses `adopt_baseline` when the memory is freed.
+    /// Reverses `adopt_baseline` when the agent withdraws its report of the memory, which is still allocated.
     #[inline]
     fn revoke_adoption(&mut self, stamp: &Stamp, found: Option<(u8, u64)>) {
         if let (true, Some((book, bytes))) = (stamp.flags.has(Flags::OLDER), found) {

@@ -139,7 +139,7 @@ impl Process {
         } else if self.stream.moves_time(stamp) {
             self.pass_time(record, entered);
         }
-        // A free of an unknown row is not an anomaly while rows may be missing.
+        // Anomalies that missing rows explain (such as a free of an unknown row) are not counted while rows may be missing.
         let is_forgiven = self.stream.is_restating()
             || self.coverage.partial_state
             || stamp.seq != 0 && stamp.seq <= self.holdings.forgiven_until;

@@ -85,8 +85,8 @@ impl Process {
         }
     }
 
-    /// Adds a failed driver call to the thread's pressure entry, or adds a new entry. A call that no framework's record follows
-    /// was made outside of the framework, which does not report its failure.
+    /// Adds a failed driver call to the thread's pressure entry, or adds a new entry. A call that no record of a framework follows
+    /// was made outside of all frameworks, so none reports its outcome.
     fn note_refusal(&mut self, report: &OomReport, stamp: &Stamp, place: RequestPlace) {
         let allocations = self.coverage.allocations;
         if let Some(at) = self.ooms.pressure(place) {
@@ -166,7 +166,7 @@ impl Process {
         }
     }
 
-    /// Returns the phase of a failed request, if the record contains it (see `Body::Pressure`).
+    /// Returns the phase of a failed request; `None` if its record has no phase (see [`PHASE_FLAG`]). An unknown phase is derived.
     fn phase_of_request(&self, book: u8, stamp: &Stamp, body: &Body<'_>) -> Option<Phase> {
         let code = match body {
             Body::Pressure { .. } | Body::Oom { .. } if stamp.context & PHASE_FLAG != 0 => {

@@ -75,7 +75,8 @@ pub struct ProcessView {
     pub cells: Arc<[CellView]>,
     /// One account for each device.
     pub accounts: Vec<AccountView>,
-    /// Index in `accounts`, and OOM record, in order of time. The fate is open unless the process has continued.
+    /// Index in `accounts`, and OOM record, in order of time. The fate is open, or survived if the thread of the failed request has
+    /// got memory since.
     pub ooms: Arc<[(usize, Oom)]>,
     /// Latest time of the process's records (ns).
     pub heard_ns: u64,

@@ -48,7 +48,7 @@ pub(crate) struct Pool {
     pub check: Option<(u64, u64)>,
     /// Framework pools: reserved and used bytes as their owner last reported them.
     pub reported: Option<(u64, u64)>,
-    /// Whether other pools have segments in its blocks.
+    /// Whether other pools have segments in this pool's blocks.
     pub has_children: bool,
     /// If `has_children`: address and bytes of the pool's blocks of at least [`LARGE_BYTES`](crate::rows::row::LARGE_BYTES).
     pub large_blocks: BTreeMap<u64, u64>,
@@ -105,7 +105,7 @@ impl Segment {
 #[derive(Debug)]
 pub(crate) struct Carved {
     pub parts: Vec<(SegmentKey, u64)>,
-    /// Highest sum of `parts` (bytes that the segment holds) so far.
+    /// Highest sum of `parts` so far (bytes).
     pub max_bytes: u64,
     /// Sum of `parts` at the peak; valid if `epoch` is the peak's. Copied on write like the cells of a book.
     pub at_peak: u64,

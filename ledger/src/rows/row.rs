@@ -6,7 +6,7 @@ use crate::book::cells::CellId;
 use gpumem_model::run::SideMemory;
 use gpumem_wire::MemoryKind;
 
-/// Maximum accepted size of an allocation (256 TiB). A larger one is a wrong report; without it no sum can overflow.
+/// Maximum accepted size of an allocation (256 TiB). A larger one is a wrong report and is refused, so that no sum overflows.
 pub(crate) const MAX_BYTES: u64 = 1 << 48;
 
 /// Minimum size of allocations that can be found by an address inside them, for segments in a part of an allocation. Smaller ones
@@ -105,7 +105,8 @@ pub(crate) fn side_bytes(beside: &mut SideMemory, kind: MemoryKind) -> Option<&m
     }
 }
 
-/// Counts of records that contradicted the known state; all are 0 for a process whose agent lost no records.
+/// Counts of records that contradicted the known state or exceeded a limit. Without lost records, all are 0 except `overflowed` and
+/// `devices_beyond`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct AnomalyCounts {

@@ -95,8 +95,8 @@ impl Holdings {
             && !row.is(Row::UNBOOKED)
     }
 
-    /// Marks the allocation with birth number `seq` as restated if its free is in flight; returns whether it is. If the end of
-    /// the free is lost, the free has failed.
+    /// Marks the allocation with birth number `seq` as restated if its free is in flight; returns whether it is. A restated
+    /// allocation is live, so if the end of its free is lost, the free has failed.
     fn mark_in_flight_restated(&mut self, seq: u64) -> bool {
         let generation = self.generation;
         self.in_flight.row_mut(seq).map(|row| row.generation = generation).is_some()

@@ -10,10 +10,11 @@
 //! | evaluation | the beginning of the next forward pass, or training | unknown | temporary |
 //! | setup, or no phase before anything was trained | | unknown | |
 //!
-//! Until then a block has a preliminary role, the most frequent one: activation in forward, temporary in backward and in an
-//! optimizer, optimizer state in the first optimizer step. A role from a `Retag` or from the block's own record is final. Every
-//! change shifts bytes between cells, also in the amounts at the peak, so no sum changes. A block that was live when a request
-//! failed keeps its role when it is freed before its phase ends, because the failure is the reason why the program frees it.
+//! Until then a block has a preliminary role, the most frequent one: activation in forward (once something was trained), temporary
+//! in backward and in an optimizer, optimizer state in the first optimizer step. A role from a `Retag` or from the block's own
+//! record is final. Every change shifts bytes between cells, also in the amounts at the peak, so no sum changes. A block that was
+//! live when a request failed keeps its role when it is freed before its phase ends, because the failure is the reason why the
+//! program frees it.
 //!
 //! **Phase boundaries.** A phase begins with a `PhaseBegin` record, or with the first block on a device whose record has the
 //! phase. (The optimizer reports its begin and end.) A forward block on a thread that has run only backward passes is a
@@ -21,8 +22,8 @@
 //! progress, because loss code is in no module. It belongs to the backward pass in progress if its thread has run only backward
 //! passes, because the end of a backward pass runs outside its nodes. A `Step` ends all phases.
 //!
-//! **Forward passes.** One begins when a thread that allocated outside of modules allocates in one. Under `torch.no_grad()` it
-//! keeps only its results. If there are more passes than usual without a backward pass, and few of their blocks remain, these
+//! **Forward passes.** One begins when a thread that allocated outside of modules allocates in a module. Under `torch.no_grad()` a
+//! pass keeps only its results. If there are more passes than usual without a backward pass, and few of their blocks remain, these
 //! are results and no activations. Without an optimizer, passes with a backward pass count as steps.
 //!
 //! **Blocks that outlive whole steps** are not activations or inputs, but copies of weights, caches, buckets. After three steps
@@ -195,7 +196,8 @@ impl Holdings {
             let next = match phase {
                 Phase::Backward | Phase::Optimizer | Phase::Evaluation => phase,
                 Phase::Setup | Phase::Between | Phase::Unknown => Phase::Unknown,
-                // This only ends the optimizer or evaluation; the first block of the forward pass begins it.
+                // If block records have phases, this only ends the optimizer or evaluation; the forward pass begins with its first
+                // block.
                 Phase::Forward if !self.phases.in_blocks => phase,
                 Phase::Forward if matches!(now, Phase::Optimizer | Phase::Evaluation) => Phase::Unknown,
                 Phase::Forward => continue,
@@ -302,7 +304,8 @@ impl Holdings {
         }
         let may_grow_old = matches!(role, Some(Role::Activation | Role::Input));
         while let Some((at, entry)) = self.roles[usize::from(book)].undecided.first(list) {
-            // All other blocks keep their role from now on.
+            // Activations, inputs and possible workspaces may still change when they outlive steps. All other blocks keep their
+            // role.
             if may_grow_old || role == Some(Role::Gradient) && workspace_index(entry.bytes).is_some() {
                 self.roles[usize::from(book)].undecided.move_to(at, List::Decided);
             } else {
@@ -331,8 +334,8 @@ impl Holdings {
         Some(row.cell)
     }
 
-    /// Counts one more outlived step for all blocks with a decided role. If the step had no forward pass (`has_worked`), only
-    /// possible workspaces count, because other blocks are not expected to be freed.
+    /// Counts one more outlived step for all blocks with a decided role. If the step had no forward pass (`has_worked` is false),
+    /// only possible workspaces count, because other blocks are not expected to be freed.
     fn grow_older(&mut self, book: u8, has_worked: bool) {
         let mut next = self.roles[usize::from(book)].undecided.first(List::Decided);
         while let Some((at, entry)) = next {
@@ -403,7 +406,7 @@ impl Holdings {
         self.roles[at].iterations.correct_gradients(cell, mistaken, &self.books[at]);
     }
 
-    /// Records the size of a parameter. It does not mean that all parameters are known.
+    /// Records that a parameter of this size exists, if it is the size of a workspace. Other parameters may be unknown.
     #[cold]
     pub fn note_parameter(&mut self, book: u8, bytes: u64) {
         let roles = &mut self.roles[usize::from(book)];

@@ -240,7 +240,7 @@ impl Holdings {
             self.note_parameter(book, bytes);
         }
         let restated = stamp.flags.has(Flags::RESTATED);
-        // Memory that a late agent adopts was allocated in an unknown phase.
+        // Blocks that a resync restates, or that are older than the agent, were allocated in an earlier phase.
         let is_born = !restated && !stamp.flags.has(Flags::OLDER);
         let (role, list) = if is_born { self.role_at_birth(book, stamp, use_as) } else { (use_as.0, None) };
         let pool = &mut self.pools[index as usize];
@@ -446,7 +446,7 @@ impl Holdings {
     /// Removes blocks and segments that a resync did not restate.
     pub fn sweep_blocks(&mut self) {
         let generation = self.generation;
-        // A segment that is an allocation is restated with it, but not while the free of the allocation is in flight.
+        // A segment that is an allocation is restated with it. If the free of the allocation is in flight, neither may be restated.
         let in_flight = in_order(self.in_flight.iter().filter_map(|(_, flight)| match flight {
             InFlight::Allocation { row, .. } if row.is(Row::SEGMENT) => Some(row.seq),
             _ => None,

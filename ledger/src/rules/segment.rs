@@ -231,7 +231,8 @@ impl Holdings {
         }
     }
 
-    /// Lets a segment take the bytes of the memory under it within [from, to) that no segment has taken.
+    /// Lets a segment take the bytes of the memory under it within [from, to) that no segment has taken. `new`: as in
+    /// `insert_segment`.
     pub fn back_segment(&mut self, key: SegmentKey, from: u64, to: u64, new: bool) {
         let Some(segment) = self.pools[key.0 as usize].segments.get(&key.1) else { return };
         let (start, end) = (key.1.max(from), key.1.saturating_add(segment.bytes).min(to));

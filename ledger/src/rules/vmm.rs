@@ -103,8 +103,8 @@ impl Holdings {
         self.count_side_memory(book, kind, more as i64);
     }
 
-    /// Marks a mapping as restated if its unmap is in flight; returns whether it is. If the end of the unmap is lost, the unmap
-    /// has failed.
+    /// Marks a mapping as restated if its unmap is in flight; returns whether it is. A restated mapping exists, so if the end of
+    /// its unmap is lost, the unmap has failed.
     fn mark_unmap_restated(&mut self, address: u64, seq: u64) -> bool {
         let generation = self.generation;
         self.in_flight.mapping_mut(address, seq).map(|mapping| mapping.generation = generation).is_some()

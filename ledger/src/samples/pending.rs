@@ -73,7 +73,7 @@ pub struct PeakGap {
     pub predates_bytes: i64,
     /// Time from the peak to the sample (ns); negative if the sample was before.
     pub distance_ns: i64,
-    /// Whether `tracked` equalled the peak when the sample was taken.
+    /// Whether `tracked` equalled the peak when the sample was taken, and the sample is certain.
     pub exact: bool,
     pub parts: Option<UntrackableParts>,
 }
@@ -230,7 +230,8 @@ impl Pending {
                 Some(*latest)
             })
             .collect();
-        // Bytes that NVML may already charge after each change, and (negative) bytes that it may no longer charge: differences.
+        // For each change, the difference to the change before of two sums: bytes that NVML may already charge, and (negative)
+        // bytes that it may no longer charge.
         let mut steps = vec![[0_i64; 2]; self.changes.len() + 2];
         let mut torn = mark.torn;
         for entered in self.entered.iter().filter(|entered| !self.is_over(entered.entered_ns)) {
@@ -300,7 +301,8 @@ impl Pending {
 /// Maximum time (ns) that samples wait for the record of a call in flight, which shows whether NVML may have charged its memory.
 const MAX_CALL_WAIT_NS: u64 = 250_000_000;
 
-/// Returns the time up to which all records have arrived, according to a `Watermark` record.
+/// Returns the time up to which all records have arrived, according to a `Watermark` record. It ends before the oldest call in
+/// flight, unless that began at least [`MAX_CALL_WAIT_NS`] ago.
 pub(crate) fn known_until(watermark: &Record<'_>) -> u64 {
     let time_ns = watermark.stamp.time_ns;
     match watermark.body {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 #[derive(Debug, Clone, Copy)]
 struct Boundary {
     t0_ns: u64,
-    /// Untrackable bytes without rounding.
+    /// Untrackable bytes without the driver's rounding (the x of mod.rs).
     x: i64,
     /// Bytes allocated before the agent started, tracked or not, without their rounding.
     predates: i64,

@@ -47,7 +47,7 @@ impl BookedAs {
     }
 }
 
-/// Returns the size of a step's largest part; steps with the smallest are merged first.
+/// Returns the size of a step's largest part other than rounding; the steps with the lowest weight are merged first.
 fn weight(step: &UntrackableChange) -> u64 {
     let without_rounding = UntrackableParts { rounding_bytes: 0, ..step.parts };
     without_rounding.each().iter().map(|(_, _, bytes)| bytes.unsigned_abs()).max().unwrap_or(0)
