@@ -9,7 +9,7 @@ macro_rules! ids {
     };
 }
 
-// Ids of CUDA 2.0 to 13.4. In cuptiEnableCallback an older library rejects a newer id, which may be ignored.
+// Ids of CUDA 2.0 to 13.4. In cuptiEnableCallback an older library rejects a newer id; callers may ignore that error.
 ids! {
     cuInit = 1,
     cuDeviceGetCount = 4,

@@ -141,9 +141,10 @@ codes! {
     AgentState {
         /// CUPTI's callbacks for driver calls arrive.
         Covered = 1,
-        /// The agent started after the first allocation. Older memory is reported as `predates`.
+        /// The agent started after the first allocation. Reports show older memory as `predates`.
         Late = 2,
-        /// Another CUPTI client holds the subscription. The record's payload is its name, if known.
+        /// CUPTI does not serve the agent, mostly because another client holds the subscription. The record's payload is that
+        /// client's name, if known, or else the reason.
         Blocked = 3,
         Paused = 4,
         /// The agent has disabled itself permanently after a fault. The record's payload is the reason.

@@ -27,7 +27,8 @@ impl Flags {
     pub const ESTIMATED: Flags = Flags(4);
     /// Recorded under stream capture: a graph owns the bytes.
     pub const CAPTURED: Flags = Flags(8);
-    /// In `AllocEnd`: the allocation is older than the agent, which got it from its owner's list. In `FreeBegin`: reverts that.
+    /// In a record that makes a row: the memory is older than the agent, which got it from its owner's list. In a record that
+    /// removes a row: the agent withdraws its report; the memory is still allocated.
     pub const OLDER: Flags = Flags(16);
     /// In `BlockAlloc`: `stack` and `context` describe the request that the block serves, see [`Request`].
     pub const REQUEST: Flags = Flags(32);
