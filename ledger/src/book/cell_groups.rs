@@ -17,7 +17,8 @@
 //! **Invariant.** A cell's bytes are in the nearest group of its chain that has an amount. So they can be found later. It holds
 //! because no group is added between a cell and a group that already contains the cell's bytes.
 //!
-//! A group has a cell of its own for its sum. That cell is created when a second cell has the group in its chain.
+//! A group has a cell of its own for its sum. That cell is created with the second member of the group (a cell, or a more specific
+//! group). The last group of a chain gets it with the first member.
 
 use crate::Map;
 use crate::book::cells::{CellId, CellKey, CellTable, MAX_NAMED, MAX_POINT_CELLS};

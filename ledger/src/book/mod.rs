@@ -115,7 +115,7 @@ pub(crate) struct Book {
     pub past: Timeline,
     window: Range,
     window_start_ns: u64,
-    /// End of the open window of 10 ms for growth points (ns); 0 without one.
+    /// End of the open [`Window`] (ns); 0 without one.
     pub window_end_ns: u64,
     /// Whether [`Book::partial_window`] has already returned the open window.
     is_reported: bool,
@@ -297,7 +297,7 @@ impl Book {
         self.returned_bytes = self.returned_bytes.wrapping_add(bytes);
     }
 
-    /// Restarts peak and timeline with the amounts held at `time_ns`; `None` if the amounts are not known yet.
+    /// Restarts peak and timeline with the amounts held at `time_ns`. `None`: the amounts are not known yet, so both restart empty.
     pub fn restart(&mut self, time_ns: Option<u64>, slot_ns: u64) {
         self.past = Timeline::default();
         self.close_high();
@@ -375,7 +375,7 @@ impl Book {
         self.cells.len()
     }
 
-    /// Returns the estimated bytes of cells, their copies, and the history.
+    /// Returns the estimated bytes of the cells, and of copies of their amounts. `history` and the timeline are not included.
     pub fn bytes(&self) -> usize {
         self.cells.capacity() * (std::mem::size_of::<Cell>() + 5 * std::mem::size_of::<i64>())
     }

@@ -13,8 +13,8 @@ pub struct RoundingRule {
     pub shared_up_to: u64,
 }
 
-/// The rule that the ledger uses. Source: colibri #1244, an RTX 3090 with CUDA 13.1: 1 MiB took 1.00 MiB, 1 MiB and a byte took 2
-/// MiB.
+/// The rule that the ledger uses. Source: issue 1244 of the project colibri, an RTX 3090 with CUDA 13.1: 1 MiB took 1.00 MiB, 1 MiB
+/// and a byte took 2 MiB.
 pub const ROUNDING_RULE: RoundingRule = RoundingRule { granule: 2 << 20, shared_up_to: 1 << 20 };
 
 pub(crate) const GRANULE: i64 = ROUNDING_RULE.granule as i64;

@@ -31,7 +31,8 @@ impl Iterations {
         self.open.is_some()
     }
 
-    /// Measures the bytes of each role that has a bit in `known`. Other roles now include blocks whose role may still change.
+    /// Measures the bytes of each role that has a bit in `known`. The bytes of other roles include blocks whose role may still
+    /// change, so they are not measured now.
     pub fn measure(&mut self, book: &Book, keys: &[CellKey], known: u16) {
         let Some(open) = &mut self.open else { return };
         self.parameters.measure(book, keys);

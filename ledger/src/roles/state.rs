@@ -8,7 +8,8 @@ use gpumem_wire::{Phase, Role};
 /// (`:4096:2:16:8`), cuBLASLt in PyTorch 2.9 to 2.11.
 pub(crate) const WORKSPACE_BYTES: [u64; 3] = [33_554_432, 8_519_680, 1_048_576];
 
-/// Forward passes keep only results if they keep fewer blocks than one of this many parts of what is kept for a backward pass.
+/// Forward passes keep only results if each keeps at most 1/`RESULTS` of the blocks that a forward pass before a backward pass
+/// keeps.
 const RESULTS: u64 = 4;
 /// Maximum number of forward threads, and of backward threads, that are kept for each device.
 const THREADS: usize = 8;
@@ -63,7 +64,8 @@ pub(crate) struct PassCounts {
     undecided: u64,
     /// Number of forward passes between the last two backward passes.
     last: u64,
-    /// Number of forward passes for each backward pass, as it was twice in a row; 0 if unknown.
+    /// Number of forward passes before a backward pass, if two backward passes in a row had the same number; the latest such
+    /// number. 0 if unknown.
     usual: u64,
     /// Number of blocks that were kept for the last backward pass.
     kept: usize,
@@ -114,7 +116,7 @@ impl Roles {
     /// before other backward passes, and they kept few blocks, which are their results.
     pub fn begin_pass(&mut self) -> bool {
         let PassCounts { since_backward, undecided, usual, kept, .. } = self.passes;
-        // Per pass, at most one of `RESULTS` parts of what a pass for training keeps.
+        // For each pass, 1/`RESULTS` of the blocks that a pass for training keeps.
         let most = (kept as u64).saturating_mul(undecided) / (usual * RESULTS).max(1);
         let is_unusual = usual > 0 && since_backward > usual;
         let remaining = self.undecided.iter(List::Forward).take(most as usize + 1);
