@@ -113,7 +113,7 @@ impl RunBuilder {
         &self.ledger
     }
 
-    /// Sets limits; see [`Ledger::limit`].
+    /// Sets the limits of the ledger's memory; see [`Ledger::set_limits`].
     pub fn limit(&mut self, limits: Limits) {
         self.ledger.set_limits(limits);
     }
@@ -371,7 +371,7 @@ fn ooms_of(process: &ProcessView, account: usize, now_ns: u64) -> Vec<run::Oom> 
     ooms
 }
 
-/// Returns the faults of a device within the last [`gpumem_ledger::RECENT_NS`] before the end of a process.
+/// Returns the latest faults of a device from [`gpumem_ledger::RECENT_NS`] before the end of a process to a second after it.
 fn faults_of(process: &ProcessView, device: &DeviceView) -> Vec<(u64, u64)> {
     let Some((ended_ns, _)) = process.ended else { return Vec::new() };
     let near = device.faults.latest().iter().filter(|fault| {

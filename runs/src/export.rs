@@ -23,12 +23,12 @@ pub use gpumem_model::run::EXPORT_FORMAT as FORMAT;
 pub const VERSION: u64 = 1;
 /// Code of the caveat that states on which machine a run was exported.
 pub const MOVED: &str = "moved";
-/// Maximum size of the second line, three times that of a run with 65,536 names on eight devices.
+/// Maximum size of the second line in bytes, three times that of a run with 65,536 names on eight devices.
 pub const MAX_BYTES: usize = 64 << 20;
 /// Maximum number of JSON objects. An object of three bytes may take some 500 bytes in memory, so the size in bytes is not enough
 /// of a limit.
 const MAX_OBJECTS: usize = 400_000;
-/// Maximum length of the first line.
+/// Maximum length of the first line in bytes.
 const MAX_HEAD_BYTES: u64 = 64 << 10;
 /// Number of bytes that each check covers.
 const PIECE_BYTES: usize = 64 << 10;

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 pub const HEAD_BYTES: usize = 1 << 20;
 /// Maximum length of a line in bytes; a longer line is skipped.
 const MAX_LINE_BYTES: usize = 1 << 20;
-/// Maximum number of bytes of a longer line that are skipped. If its end does not follow within them, reading stops.
+/// Maximum number of bytes of a longer line that are skipped. If the end of the line does not follow within them, reading stops.
 const MAX_SKIP_BYTES: u64 = 256 << 20;
 
 /// Why a file cannot be read as a run.

@@ -97,10 +97,12 @@ impl Origins {
     }
 }
 
-/// Reads a recording up to its end, or up to the first damage, which is reported as a caveat.
+/// Reads a recording up to its end, or up to the first damaged frame, which is reported as a caveat. Records that cannot be decoded
+/// are counted and skipped.
 ///
 /// # Errors
-/// [`Error::Version`] for another major version, [`Error::Read`] when reading fails.
+/// [`Error::Version`] for another major version, [`Error::Unrecognised`] without a whole header or without a record,
+/// [`Error::Read`] when reading fails.
 pub fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
     let path = input.path.clone();
     let Some((found, _minor)) = frame::read_header(input.head()) else {

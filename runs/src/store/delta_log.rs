@@ -30,7 +30,8 @@ use std::path::Path;
 
 /// Suffix of the log's file name, after the name of the store.
 pub(super) const SUFFIX: &str = "-deltas";
-/// Size at which the entries are merged into the database.
+/// Size in bytes above which the entries are merged into the database, unless [`Store::limit_log`](super::Store::limit_log) sets
+/// another.
 pub(super) const MAX_BYTES: u64 = 16 << 20;
 /// Maximum number of bytes read from the file, or from one decompressed entry. No store writes more.
 const MAX_READ_BYTES: u64 = 4 * MAX_BYTES;

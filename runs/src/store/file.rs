@@ -53,7 +53,7 @@ pub struct RunSummary {
     pub last_ns: Option<u64>,
     /// Highest tracked bytes on any of its devices.
     pub peak_tracked_bytes: Option<i64>,
-    /// Number of numbered records in the run.
+    /// Number of records with a sequence number in the run.
     pub events: u64,
 }
 
@@ -307,7 +307,7 @@ impl Store {
     }
 
     /// Opens the delta log for writing, and merges the entries that a crashed writer left in it. If it cannot be opened, for
-    /// example because another process writes it, checkpoints go to the database. The first checkpoint does the same.
+    /// example because another process writes it, checkpoints go to the database. The first checkpoint also calls this.
     pub fn open_log(&mut self) -> Result<()> {
         if self.log.is_some() || self.is_limited {
             return Ok(());

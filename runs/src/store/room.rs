@@ -67,8 +67,8 @@ impl Store {
         })
     }
 
-    /// Returns the runs that may be deleted, the one with the oldest last write first. These are runs of the daemon whose process
-    /// has ended and whose writer has ended; imports are never among them.
+    /// Returns the runs that may be deleted, the one with the oldest last write first. These are runs of the daemon that no live
+    /// process writes, except the newest part of a live process. Imports are never among them.
     pub fn deletable_runs(&self) -> Result<Vec<DeletableRun>> {
         let sql = format!("{SELECT} WHERE source_kind = 'daemon'");
         let mut deletable_runs: Vec<DeletableRun> = self.sql(|db| {

@@ -12,7 +12,7 @@ use rusqlite::types::ToSql;
 pub struct Filter {
     /// Only runs of this user (name or uid).
     pub user: Option<String>,
-    /// Job id, or the name of a job whose id has the form NAME.ID.
+    /// Job id, the name of a job whose id has the form NAME.ID, Slurm job, pod uid, or pod name.
     pub job: Option<String>,
     /// Number of a device, or the beginning of its UUID.
     pub device: Option<String>,
@@ -57,7 +57,7 @@ pub struct SelectedRun {
     pub gpus: Vec<i64>,
     /// Highest bytes that NVML charged to the process on any of its devices.
     pub peak_used_bytes: Option<i64>,
-    /// Number of times at which memory ran out or is suspected to have run out.
+    /// Number of OOM records in which memory ran out or is suspected to have run out. Repeated failures share a record.
     pub ooms: u64,
 }
 
@@ -75,7 +75,7 @@ pub fn state_name(state: State) -> &'static str {
     }
 }
 
-/// SQL for the number of times at which memory ran out (see `Oom::is_out_of_memory`) or is suspected to have run out. Older
+/// SQL for the number of OOM records in which memory ran out (see `Oom::is_out_of_memory`) or is suspected to have run out. Older
 /// schemas store these in the row `rest`.
 const OOMS: &str = "(SELECT count(*) FROM detail, json_each(CASE
         WHEN name NOT IN ('ooms', 'rest') OR NOT json_valid(body) THEN '[]'

@@ -38,7 +38,7 @@ pub(super) fn difference(old: &[u8], new: &[u8]) -> Vec<u8> {
     steps.out
 }
 
-/// Returns the new text; `None` if the difference was not made from this old text.
+/// Returns the new text; `None` if the difference does not fit this old text.
 pub(super) fn patched(mut old: &[u8], mut difference: &[u8]) -> Option<Vec<u8>> {
     let mut new = Vec::with_capacity(old.len());
     while !difference.is_empty() {
