@@ -21,7 +21,8 @@ pub(super) const MAX_BYTES: u64 = 1 << 48;
 const FIRST_ADDRESS: u64 = 1 << 40;
 /// Maximum number of unreadable places in a file that a message lists.
 const MAX_PLACES: usize = 5;
-/// Maximum number of allocation names of a process. Further allocations get the name [`MORE_NAMES`], which limits the memory.
+/// Maximum number of allocation names of a process. Allocations with further names get the name [`MORE_NAMES`], which limits the
+/// memory.
 const MAX_NAMES: usize = 1 << 16;
 const MORE_NAMES: &str = "(more names)";
 /// Maximum number of allocations of a process that get a record each. Further allocations with the same name are summed.
@@ -88,7 +89,7 @@ impl<'s> Feed<'s> {
         self.send(Origin::Host, stamp, body);
     }
 
-    /// Emits a device that the file identifies only by its number, `slot`. Emits a known device only with its `total_bytes`.
+    /// Emits a device that the file identifies only by its number, `slot`. Emits a device again only if `total_bytes` is given.
     pub fn device(&mut self, slot: u8, total_bytes: Option<u64>) {
         if self.devices.insert(slot) || total_bytes.is_some() {
             self.host(on(slot), numbered_device(slot, total_bytes));
@@ -198,7 +199,7 @@ impl Piece {
 pub(super) struct ProcessFeed {
     pub key: ProcessKey,
     seq: u64,
-    /// Number of generated addresses so far; the next allocation begins after these.
+    /// Number of bytes of generated addresses so far; the next allocation begins after these.
     used: u64,
     tags: HashMap<String, u32>,
     devices: BTreeSet<u8>,
@@ -270,7 +271,8 @@ impl ProcessFeed {
         }
     }
 
-    /// Adds an allocation that is emitted at the end of the file. For files that describe the state at one time.
+    /// Adds an allocation that is emitted before the next watermark or at the end of the file. For files that describe the state at
+    /// one time.
     pub fn defer(&mut self, piece: Piece) {
         if self.admit_row(piece) {
             self.deferred.push(piece);

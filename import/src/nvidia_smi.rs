@@ -240,7 +240,7 @@ impl Log {
         self.group.entry(slot).or_default().push(row);
     }
 
-    /// Emits the current reading. A GPU without a row in it is emitted without processes.
+    /// Emits the current reading. A GPU that had a process only in the last reading is emitted without processes.
     fn flush(&mut self, feed: &mut Feed<'_>) {
         let group = std::mem::take(&mut self.group);
         if group.is_empty() {

@@ -84,7 +84,7 @@ pub(crate) struct Event {
     pub action: Action,
     /// Address of the entry's memory. For [`Action::Oom`], the free bytes of the device instead, `u64::MAX` if unknown.
     pub address: u64,
-    /// Requested bytes, before they are rounded to a block size.
+    /// Bytes of the entry; for a block, the requested bytes, before they are rounded to a block size.
     pub bytes: u64,
     pub time_us: u64,
     pub stream: u32,

@@ -482,7 +482,8 @@ impl Replay<'_> {
         let settings = &self.snapshot.settings;
         let segment_bytes = settings.segment_bytes(rounded(settings, event.bytes));
         let free = (event.address != u64::MAX).then_some(event.address);
-        // If the device had enough free memory, the allocator refused the request because of its own limit, without a CUDA error.
+        // If the free memory of the device was enough or is unknown, the entry counts as a failure at the allocator's own limit,
+        // without a CUDA error.
         let result = if free.is_some_and(|free| free < segment_bytes) { OUT_OF_MEMORY } else { 0 };
         let stamp = Stamp { tag, stack, ..self.on(device) };
         if result != 0 {

@@ -58,7 +58,7 @@ impl Requests {
         self
     }
 
-    /// Returns whether they come from a recording, not from PyTorch's own history.
+    /// Returns whether the requests come from a recording, not from PyTorch's own history.
     pub fn is_recording(&self) -> bool {
         self.names.is_some()
     }

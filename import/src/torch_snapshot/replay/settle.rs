@@ -64,7 +64,8 @@ impl Replay<'_> {
         }
     }
 
-    /// Emits the totals that the snapshot states for each segment, so that the ledger compares them with the sums of blocks.
+    /// Emits for each device the sums of what the snapshot states for its segments, so that the ledger compares them with the sums
+    /// of blocks.
     pub(super) fn end(&mut self) {
         for index in 0..self.devices.len() {
             let is_here = |segment: &&Segment| !segment.is_host && usize::from(segment.device) == index;
