@@ -118,7 +118,8 @@ pub(crate) fn hide_unknown_pool(pool: &mut Option<String>) {
     pool.take_if(|pool| pool != TORCH);
 }
 
-/// Bytes by cell: pairs of an index in [`Run::cells`](crate::run::Run::cells) and its bytes, sorted by index, without zeros.
+/// Bytes by cell: pairs of a cell's index in [`Run::cells`](crate::run::Run::cells) and the cell's bytes, sorted by index, without
+/// zeros.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Amounts(Vec<(u32, i64)>);

@@ -85,7 +85,7 @@ pub struct ClaimRow {
 pub struct HiddenRun {
     /// Pid in the daemon's PID namespace.
     pub pid: u32,
-    /// User's name; the user id if it has no name.
+    /// Name of the user, or the user id if that has no name.
     pub user: Option<String>,
     /// Index and UUID of each device that the process uses.
     pub devices: Vec<(u32, String)>,

@@ -20,7 +20,7 @@ fields! {
         late: bool                   => part carry, join or,           add or,   redact keep;
         /// Name of the CUPTI client that keeps the agent out. If `blocked_code` is not 39, why CUPTI refused the agent.
         blocked_by: Option<String>   => part carry, join last,         add any,  redact hide_client;
-        /// CUPTI's result code when it refused the agent.
+        /// Result code with which CUPTI refused the agent.
         blocked_code: Option<u16>    => part carry, join last,         add skip, redact keep;
         /// Blind intervals, in which the agent saw no driver calls; only the longest if there are many.
         blind: Vec<BlindWindow>      => part carry, join later_blind,  add skip, redact each(hide_why);
@@ -186,7 +186,7 @@ pub struct Part {
     pub number: u32,
     /// Time at which the part began (ns).
     pub began_ns: u64,
-    /// Number of records with a sequence number, booked or lost, in earlier parts.
+    /// Number of records with a sequence number in earlier parts, received or lost.
     pub events_before: u64,
 }
 

@@ -27,7 +27,8 @@ fields! {
         ordinal: u16                       => join last,           redact keep;
         model: String                      => join last,           redact keep;
         total_bytes: Option<u64>           => join last,           redact keep;
-        /// The memory held at the latest time with complete data.
+        /// The memory held at the last NVML sample with used bytes and, if there is an agent, tracked bytes. Without such a sample,
+        /// the memory tracked at the latest time.
         last: Moment                       => join last,           redact keep;
         /// The memory held when `tracked` was highest.
         peak: Moment                       => join Moment::higher, redact keep;
@@ -37,7 +38,7 @@ fields! {
         beside: SideMemory                     => join last,           redact keep;
         /// Device memory at the last NVML reading that gave `unaccounted_bytes`; if none did, at the last reading.
         reading: Option<DeviceReading>     => join last,           redact keep;
-        /// Used bytes of the device minus those of all its processes. Absent if memory changed while NVML listed the processes.
+        /// Used bytes of the device minus those of all processes on it. Absent if memory changed while NVML listed the processes.
         unaccounted_bytes: Option<i64>     => join last,           redact keep;
         /// Other processes on the device: pid and used bytes, largest first, at most [`MAX_TENANTS`].
         tenants: Vec<(u32, Option<u64>)>   => join last,           redact keep;
@@ -113,7 +114,7 @@ impl Device {
     }
 }
 
-/// Memory outside the sum of tracked bytes, and the pending blocks in it.
+/// Memory outside the sum of tracked bytes; also the pending blocks, which are in that sum.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 #[allow(missing_docs)]
@@ -142,7 +143,7 @@ pub struct DeviceReading {
 }
 
 fields! {
-    /// One pool as of the run's last record. (The amounts of the last moment are those of its NVML sample, so idle bytes may
+    /// One pool as of the run's last record. (The amounts in [`Device::last`] are those at an NVML sample, so idle bytes may
     /// differ.)
     #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(default)]

@@ -18,7 +18,8 @@ use crate::run::{Run, State};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// Maximum time (ns) from a fault to the end of a process that it caused: programs notice a fault at their next synchronisation.
+/// Maximum time (ns) from a fault to the end of the process that the fault ended. Programs notice a fault at their next
+/// synchronisation.
 const FAULT_NS: u64 = 60_000_000_000;
 /// SIGKILL, as a waitpid status.
 const KILLED: u64 = 9;

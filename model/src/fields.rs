@@ -292,7 +292,7 @@ pub struct Window {
     pub exact: bool,
 }
 
-/// Which columns of a report a window affects.
+/// Kind of a window. It decides which amounts the two columns of a report show.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WindowKind {
@@ -300,7 +300,7 @@ pub enum WindowKind {
     At,
     /// From a time to the end of the run, or to now: the second column shows the highest moment in the window.
     Since,
-    /// Between two times: the second column shows the highest moment in the window, the first its end.
+    /// Between two times: the second column shows the highest moment in the window, the first the amounts at the window's end.
     Between,
 }
 

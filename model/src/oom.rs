@@ -152,7 +152,8 @@ pub fn times<'o>(ooms: impl IntoIterator<Item = &'o Oom>) -> u64 {
 }
 
 fields! {
-    /// The device at the time of an OOM. The bytes of holders and others, and unaccounted, system and free bytes sum to its size.
+    /// The device at the time of an OOM. The bytes of holders and others, and unaccounted, system and free bytes sum to the size of
+    /// the device.
     #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(default)]
     #[allow(missing_docs)]
@@ -163,7 +164,7 @@ fields! {
         free_bytes: i64;
         /// Bytes that the driver reserves for itself; absent where NVML does not report them.
         system_bytes: Option<u64>;
-        /// Used bytes of the device minus those of all its processes.
+        /// Used bytes of the device minus those of all processes on it.
         unaccounted_bytes: i64;
         /// Whether the device uses the host's memory; unaccounted bytes are then those of the rest of the host.
         #[serde(skip_serializing_if = "std::ops::Not::not")]

@@ -50,7 +50,7 @@ pub struct OwnerField<'a> {
     pub name: &'static str,
     /// Value as reported; must be escaped before printing.
     pub value: Cow<'a, str>,
-    /// Whether the process itself reported it.
+    /// Whether the process itself reported the value.
     pub is_claim: bool,
 }
 
@@ -204,7 +204,7 @@ fn name_of(job: &str) -> &str {
         .map_or(job, |(name, _)| name)
 }
 
-/// Whether a process belongs to a job. `job` is its id or name, the batch system's job id, or the pod's uid or name.
+/// Whether a process belongs to a job. `job` is the job's id or name, the batch system's job id, or the pod's uid or name.
 pub fn is_of_job(facts: &Lines, claims: &Lines, job: &str) -> bool {
     let is_whole = value_of(claims, "job").is_some_and(|claim| is_job(claim, job));
     let owner = Owner::of(facts, claims, None);

@@ -208,7 +208,7 @@ impl MomentBuilder<'_> {
         let is_peak_inside = window.has(device.peak.time_ns) && device.peak.tracked_bytes.is_some();
         let timeline = &device.details.timeline;
         let inside = timeline.points.iter().filter(|point| window.has(point.time_ns));
-        // The amounts at the window's begin may be its peak, too.
+        // The amounts at the window's begin may be the highest of the window, too.
         let first = timeline.at(window.from_ns).filter(|found| found.is_exact).map(|found| found.point);
         let order = |point: &&Point| (point.tracked_bytes(), Reverse(idle(point)), Reverse(point.time_ns));
         let highest = match inside.chain(first).max_by_key(order) {
