@@ -107,7 +107,7 @@ pub struct LastMinute {
 }
 
 impl LastMinute {
-    /// Adds a reading. A late one is ignored if a reading from at least a minute later has taken its piece.
+    /// Adds a reading. A late one is ignored if its piece (of ten seconds) is in use for a later minute.
     pub(crate) fn add(&mut self, time_ns: u64, value: u64) {
         let number = time_ns / PIECE_NS + 1;
         let piece = &mut self.pieces[(number % (PIECES as u64 + 1)) as usize];

@@ -28,7 +28,8 @@ use std::sync::Arc;
 
 /// Value of `CellKey::tag` in the cells of groups; there `CellKey::origin` is the index of the group's name.
 pub(crate) const SUM_TAG: u32 = u32::MAX - 1;
-/// Maximum number of groups of a process; a large model has some hundreds. Beyond it, new tags use the groups of their parents.
+/// Maximum number of groups of a process; a large model has some hundreds. At the maximum, new tags use only groups that exist
+/// already.
 const MAX_GROUPS: usize = 4096;
 /// Maximum number of path components of a tag that have a group.
 const DEEPEST: usize = 8;
@@ -70,7 +71,7 @@ impl CellGroups {
     }
 
     /// Returns the index of the group with this name and the use (class, role, ...) of `cell`, creating it if needed; `None` if
-    /// full.
+    /// there are already [`MAX_GROUPS`].
     fn intern(&mut self, name: &str, cell: &CellKey, up: u32) -> Option<u32> {
         let next = u32::try_from(self.names.len()).ok()?;
         let origin = *self.by_name.get(name).unwrap_or(&next);

@@ -89,7 +89,7 @@ pub(crate) struct Moment {
     pub unused: i64,
     /// Epoch of the book: live rows created in this or an earlier epoch were live at the moment.
     pub epoch: u32,
-    /// Whether it is the fullest moment of its slot; otherwise it is the state at the begin of a silence.
+    /// Whether the moment is the fullest of its slot; otherwise it is the state at the begin of a silence.
     pub is_high: bool,
 }
 

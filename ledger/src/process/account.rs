@@ -11,7 +11,7 @@ use gpumem_wire::Body;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Maximum number of entries in `adoptions`.
+/// Maximum number of entries in `Account::adoptions`; of more, the oldest are only summed.
 const MAX_ADOPTIONS: usize = 1 << 14;
 
 #[derive(Debug, Default)]
@@ -25,7 +25,8 @@ pub(crate) struct Account {
     baseline_ns: u64,
     /// Baseline bytes that became tracked because the agent reported them later, without those in `adoptions`.
     adopted: i64,
-    /// Time (ns) and bytes of the latest reports of such memory. An NVML reading may begin between two of them.
+    /// Time (ns) and bytes of the latest reports of baseline memory that became tracked. An NVML reading may begin between two
+    /// reports.
     adoptions: VecDeque<(u64, i64)>,
     /// Time of the last free that was subtracted from `predates` (ns).
     released_ns: u64,

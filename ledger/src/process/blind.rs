@@ -8,7 +8,8 @@ use gpumem_model::run::SUBSCRIPTION_HELD;
 use gpumem_wire::AgentState;
 
 impl Process {
-    /// Handles an `Agent` record: the agent's state since `time_ns`. Agents repeat it for each daemon and in each resync.
+    /// Handles an `Agent` record: the agent's state since `time_ns`. Agents send the record again to each daemon and in each
+    /// resync.
     pub(crate) fn set_agent_state(&mut self, state: AgentState, result: u16, detail: &str, time_ns: u64) {
         if time_ns < self.stream.state_ns {
             return; // an older state, repeated

@@ -36,7 +36,8 @@ impl Process {
         self.book_on(device).or_else(|| is_room.then(|| self.add_book(Some(device))))
     }
 
-    /// Assigns a device to the agent's device slot; `threads` is the number of threads it can run at once, 0 if unknown.
+    /// Assigns a device to a slot: the number that the agent's records use for it. `threads`: number of threads that the device can
+    /// run at once, 0 if unknown.
     pub fn name_slot(&mut self, slot: u8, device: usize, threads: u64) {
         let nameless = Some(self.slots[usize::from(slot)]).filter(|&book| {
             book != NO_BOOK && book != BEYOND && self.accounts[usize::from(book)].device.is_none() // used before it was named
@@ -45,8 +46,8 @@ impl Process {
         match (nameless, existing.map(usize::from)) {
             (Some(book), None) => self.accounts[usize::from(book)].device = Some(device),
             (Some(book), Some(other)) if self.holdings.books[other].len() == 0 => {
-                // NVML's samples came first: their account moves to the book that has bytes. The events stay where they are,
-                // because the agent's records were noted for that book.
+                // NVML's samples came first: their account moves to the book that has bytes. The events since the last boundary
+                // stay with the book, because the agent reported them for it.
                 self.accounts.swap(usize::from(book), other);
                 if let Ok([one, other]) = self.accounts.get_disjoint_mut([usize::from(book), other]) {
                     std::mem::swap(&mut one.causes.since_boundary, &mut other.causes.since_boundary);
@@ -65,7 +66,7 @@ impl Process {
         }
     }
 
-    /// Returns the book of the agent's device slot, adding it if needed.
+    /// Returns the book of a device slot (number of a device in the agent's records), adding it if needed.
     #[inline]
     pub fn book(&mut self, slot: u8) -> u8 {
         if self.slots[usize::from(slot)] == NO_BOOK {

@@ -6,8 +6,8 @@ use gpumem_model::run::Program;
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
 
-/// Maximum count of lost records of a process: a billion a second for a day. Without it, one hostile process could dominate sums
-/// over all processes.
+/// Maximum count of lost records of a process: a billion a second for a day. Without this maximum, one hostile process could
+/// dominate sums over all processes.
 pub(crate) const MAX_LOST: u64 = 1 << 46;
 
 /// Facts that the daemon observed about a process, and claims that the process makes.
@@ -72,7 +72,7 @@ impl DerefMut for Coverage {
 /// lost; those that the earlier daemon booked are in the store.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct EarlierRecords {
-    /// Number of booked records.
+    /// Number of records that the earlier daemon booked.
     pub events: u64,
     /// Number of lost records.
     pub lost: u64,

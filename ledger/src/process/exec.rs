@@ -7,7 +7,7 @@ use crate::untrackable::event::{Event, What};
 use gpumem_model::run::Program;
 use gpumem_wire::{Body, Record};
 
-/// Number of bits of the agent's own tag ids. The bits above them have the number of the program, so that the ids of several
+/// Number of bits of the agent's own tag ids. The bits above them contain the number of the program, so that the ids of several
 /// programs of a process differ. An agent uses far fewer ids.
 const TAG_BITS: u32 = 24;
 /// Like [`TAG_BITS`], for ids of modules.

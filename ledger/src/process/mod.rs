@@ -31,7 +31,7 @@ use gpumem_wire::{Body, Flags, Record};
 use std::mem::size_of;
 use std::sync::{Arc, OnceLock};
 
-/// Value in [`Process::slots`] of a device slot that no record has used yet.
+/// Value in [`Process::slots`] of a slot (number of a device in the agent's records) that no record has used yet.
 pub(crate) const NO_BOOK: u8 = u8::MAX;
 /// Index of the book for all devices beyond the maximum number. `Holdings::settle` has one bit for each of 64 books.
 pub(crate) const BEYOND: u8 = 63;

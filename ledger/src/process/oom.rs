@@ -122,7 +122,8 @@ impl Process {
         self.add_entry(OomKind::Pressure, report, stamp, place);
     }
 
-    /// Handles a framework's report of its error. It replaces the pressure entry of the driver calls that failed before.
+    /// Handles a framework's report of an out-of-memory error. The report replaces the pressure entry of the driver calls that
+    /// failed before.
     fn framework_failed(&mut self, report: &OomReport, stamp: &Stamp, place: RequestPlace) {
         let pressure = if report.record.result == 0 { None } else { self.ooms.pressure(place) };
         let mut refusals = (0, None, None);

@@ -12,7 +12,7 @@ use gpumem_wire::{Absence, Body, Flags, MemoryKind, Record};
 impl Process {
     /// Handles the begin of an NVML reading at `t0_ns`: adds a pending sample.
     pub fn begin_sample(&mut self, book: u8, number: u64, t0_ns: u64) {
-        // An earlier reading that has not ended failed, so it has no sample.
+        // An earlier reading without an end has failed, so its sample is dropped.
         self.samples.pending.retain(|pending| pending.book != book || pending.t1_ns.is_some());
         self.close_oldest(book);
         let mut pending = Pending::new(book, number, t0_ns);
@@ -84,7 +84,7 @@ impl Process {
         self.close_where(done_ns, false);
     }
 
-    /// Copies the books into the samples that began up to `done_ns`; a later watermark closes these samples.
+    /// Copies the books into the samples that began up to `done_ns`; a later `Watermark` record closes these samples.
     pub fn mark_begun(&mut self, done_ns: u64) {
         let mut pending = std::mem::take(&mut self.samples.pending);
         for pending in &mut pending {

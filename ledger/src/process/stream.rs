@@ -47,7 +47,7 @@ pub(crate) struct Stream {
 }
 
 impl Stream {
-    /// Returns the number of records lost before the ordered record with this number; `None` if it was booked before.
+    /// Returns the number of records lost before the record with this sequence number; `None` if that record was booked before.
     #[inline]
     pub fn missing_before(&self, seq: u64) -> Option<u64> {
         seq.checked_sub(self.last_seq)?.checked_sub(1)

@@ -146,11 +146,11 @@ impl Roles {
 /// How the program's use of a block ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum End {
-    /// The program frees it.
+    /// The program frees the block.
     Freed,
-    /// The program frees it, but a CUDA stream still uses it.
+    /// The program frees the block, but a CUDA stream still uses it.
     Pending,
-    /// It is removed together with its pool, segment or context.
+    /// The block is removed together with its pool, segment or context.
     Removed,
 }
 

@@ -25,7 +25,7 @@ pub(crate) struct Pool {
     pub opaque: bool,
     /// Whether the pool was destroyed.
     pub gone: bool,
-    /// Number of the last resync that restated the pool.
+    /// Number, modulo 256, of the last resync (in which the agent sends all live rows again) that contained the pool.
     pub generation: u8,
     /// Driver pools: reserved bytes as last polled.
     pub polled: u64,
@@ -36,7 +36,7 @@ pub(crate) struct Pool {
     pub used: u64,
     pub segments: BTreeMap<u64, Segment>,
     pub segment_bytes: u64,
-    /// Segment bytes that are booked.
+    /// Bytes of the segments that lie on booked memory.
     pub backed_bytes: u64,
     pub blocks: Map<u64, Row>,
     pub block_bytes: u64,
@@ -85,7 +85,7 @@ pub(crate) type SegmentKey = (u32, u64);
 #[derive(Debug)]
 pub(crate) struct Segment {
     pub bytes: u64,
-    /// Bytes of the segment that are booked.
+    /// Bytes of the segment that lie on booked memory.
     pub backed: u64,
     /// Extents of booked memory under the segment, and the bytes taken from each.
     pub parts: Vec<(Extent, u64)>,

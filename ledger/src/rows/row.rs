@@ -27,13 +27,13 @@ pub(crate) struct Row {
     pub owner: u32,
     pub kind: MemoryKind,
     pub book: u8,
-    /// Number of the last resync that restated the row.
+    /// Number, modulo 256, of the last resync (in which the agent sends all live rows again) that contained the row.
     pub generation: u8,
     pub flags: u8,
 }
 
 impl Row {
-    /// The memory is not booked.
+    /// The memory is not booked: it is in no cell of the book.
     pub const UNBOOKED: u8 = 1;
     /// The program has freed the block, but a CUDA stream may still use it.
     pub const PENDING: u8 = 2;
@@ -120,7 +120,7 @@ pub struct AnomalyCounts {
     pub unknown_handles: u64,
     /// Number of records with an impossible size or address.
     pub impossible: u64,
-    /// Number of ordered records that arrived twice.
+    /// Number of records with a sequence number that arrived twice.
     pub duplicates: u64,
     /// Number of bookings that found the table of cells full.
     pub overflowed: u64,
@@ -142,7 +142,8 @@ impl AnomalyCounts {
     }
 }
 
-/// Maximum number of residues of a book. Beyond it, later roles and tags of removed rows do not change the amounts at the peak.
+/// Maximum number of residues of a book (rows removed since its peak). Later roles and tags of further removed rows do not change
+/// the amounts at the peak.
 const MAX_RESIDUES: usize = 262_144;
 
 /// Bytes, and cell at the peak, of a row that was live at the peak and was removed since.

@@ -248,7 +248,7 @@ impl Holdings {
             InFlight::Unmap { mappings } => {
                 mappings.iter().any(|(_, mapping)| mapping.generation == generation)
             }
-            // References are restated with their current counts.
+            // A resync restates reference counts as they are now, so a release in flight has nothing to undo.
             InFlight::Release { .. } | InFlight::Nothing => false,
         };
         let failed = self.in_flight.begun(is_restated);

@@ -70,8 +70,8 @@ pub(crate) struct Holdings {
     pub anomalies: AnomalyCounts,
     /// Books that the current record touched, one bit for each.
     touched: u64,
-    /// Whether the rows are a mix of several moments, so that no peak is recorded: a resync is in progress, or records from its
-    /// time have not all arrived.
+    /// Whether the rows are a mix of several moments, so that no peak is recorded: a resync is in progress, or records that were
+    /// made during it have not all arrived.
     pub mixed: bool,
     /// Whether a resync has ended, but allocations that it did not restate are not removed yet: records of their frees may still
     /// arrive.

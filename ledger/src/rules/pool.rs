@@ -316,7 +316,8 @@ impl Holdings {
         }
     }
 
-    /// Marks a block as pending: the program frees it, but a CUDA stream still uses it. An earlier peak has it in its old cell.
+    /// Marks a block as pending: the program frees it, but a CUDA stream still uses it. In the amounts at an earlier peak, the
+    /// block stays in its old cell.
     fn begin_pending(&mut self, index: u32, address: u64, mut row: Row) {
         if row.owner != NOT_LISTED {
             // The program's use ends here, so the role is final.

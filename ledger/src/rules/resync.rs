@@ -39,7 +39,7 @@ impl Holdings {
         self.forgiven_until = head_seq;
     }
 
-    /// Completes a resync: all records from its time have been booked, or no more will come.
+    /// Completes a resync: all records that were made during it have been booked, or no more will come.
     pub fn finish_resync(&mut self) {
         self.mixed = false;
         if self.unswept {

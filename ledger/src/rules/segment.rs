@@ -147,7 +147,7 @@ impl Holdings {
         }
     }
 
-    /// Shifts the bytes that a segment took from an extent back to the extent's own cell.
+    /// Shifts the bytes that a segment took from an extent (allocation, VMM handle or outer block) back to the extent's own cell.
     fn uncarve(&mut self, extent: Extent, key: SegmentKey, cell: CellId, bytes: u64) {
         if let Some(row) = self.row_mut(extent).copied() {
             if let Some(carved) = self.carved.get_mut(&extent) {
@@ -290,7 +290,8 @@ impl Holdings {
         }
     }
 
-    /// Returns the extents that overlap [start, end): extent, its first address, its bytes.
+    /// Returns the extents (allocations, VMM handles, outer blocks) that overlap [start, end): extent, its first address, its
+    /// bytes.
     fn extents_under(&self, pool: u32, start: u64, end: u64) -> Vec<(Extent, u64, u64)> {
         fn overlapping<V>(
             map: &BTreeMap<u64, V>,

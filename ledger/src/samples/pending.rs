@@ -389,7 +389,8 @@ impl Samples {
         }
     }
 
-    /// Updates `boundary_ns`. With watermarks, records only mark samples and do not close them.
+    /// Updates `boundary_ns`. If the agent sends watermarks, only these close samples; other records only mark them (copy the
+    /// book).
     pub fn set_boundary(&mut self, has_watermarks: bool) {
         let waits = self.pending.iter().filter(|pending| !has_watermarks || !pending.is_marked());
         self.boundary_ns = waits.map(Pending::boundary_ns).min().unwrap_or(u64::MAX);

@@ -21,7 +21,7 @@ struct Boundary {
 pub(crate) struct Causes {
     pub since_boundary: SinceBoundary,
     contexts: Contexts,
-    /// Bytes attributed to contexts at the last boundary.
+    /// Bytes attributed to contexts at the last boundary sample, by part.
     booked: UntrackableParts,
     steps: Steps,
     last: Option<Boundary>,
@@ -29,7 +29,7 @@ pub(crate) struct Causes {
     predates_rounding: i64,
 }
 
-/// Events of one device since the last boundary.
+/// Events of one device since the last boundary sample (see mod.rs).
 #[derive(Debug, Default)]
 pub(crate) struct SinceBoundary {
     events: Events,
