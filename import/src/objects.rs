@@ -5,7 +5,7 @@ use std::io::{self, BufRead};
 
 /// Maximum length of an object in bytes; a longer one is reported as [`Next::Bad`].
 const MAX_OBJECT_BYTES: usize = 1 << 20;
-/// Maximum number of consecutive bytes outside objects. After more, reading stops, to limit its time.
+/// Maximum number of consecutive bytes outside objects. After more, reading stops, to limit the time of the search.
 const MAX_BETWEEN_BYTES: u64 = 16 << 20;
 
 /// What [`Objects::next`] found.

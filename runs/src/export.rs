@@ -171,7 +171,8 @@ pub fn read(input: Input) -> Result<Exported, Error> {
         run.state = State::Interrupted;
     }
     if run.source.kind == "daemon" {
-        // It must not count as a run of the daemon here: the store may delete those, and their pids are those of this machine.
+        // The run must not count as one that the daemon here recorded: the store may delete those, and their pids are those of this
+        // machine.
         run.source.kind = FORMAT.to_owned();
     }
     if !run.caveats.iter().any(|caveat| caveat.code == MOVED) {

@@ -51,7 +51,7 @@ pub struct RunSummary {
     pub started_ns: Option<u64>,
     /// Latest time in the run in ns; absent without devices.
     pub last_ns: Option<u64>,
-    /// Highest tracked bytes on any of its devices.
+    /// Highest tracked bytes on any device of the run.
     pub peak_tracked_bytes: Option<i64>,
     /// Number of records with a sequence number in the run.
     pub events: u64,

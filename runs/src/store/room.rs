@@ -33,9 +33,9 @@ impl StoreSize {
 pub struct DeletableRun {
     /// Id of the run.
     pub id: RunId,
-    /// Time of its last write, in seconds since 1970.
+    /// Time of the last write to the run, in seconds since 1970.
     pub written_s: i64,
-    /// User id of its process; absent if unknown.
+    /// User id of the process of the run; absent if unknown.
     pub uid: Option<u64>,
     /// Approximate size of the run in bytes; absent if an earlier version wrote the run.
     pub bytes: Option<u64>,

@@ -55,7 +55,7 @@ pub struct SelectedRun {
     pub devices: Vec<String>,
     /// NVML index of each device.
     pub gpus: Vec<i64>,
-    /// Highest bytes that NVML charged to the process on any of its devices.
+    /// Highest bytes that NVML charged to the process on any device of the run.
     pub peak_used_bytes: Option<i64>,
     /// Number of OOM records in which memory ran out or is suspected to have run out. Repeated failures share a record.
     pub ooms: u64,

@@ -15,9 +15,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 /// A type whose values are stored in one or several adjacent columns.
 pub(super) trait Column: Sized {
-    /// Appends the values of its columns.
+    /// Appends the values of the columns of `Self`.
     fn put<'a>(&'a self, out: &mut Vec<ToSqlOutput<'a>>) -> Result<()>;
-    /// Reads its columns, of which the first is column `at` of the row.
+    /// Reads the columns of `Self`, of which the first is column `at` of the row.
     fn take(row: &Row<'_>, at: usize) -> Result<Self>;
 }
 
@@ -119,7 +119,8 @@ pub(super) fn insert<T: Table>(db: &Connection) -> Result<CachedStatement<'_>> {
     db.prepare_cached(&insert_sql::<T>())
 }
 
-/// Returns a statement that inserts a row or updates its columns. REPLACE would also delete all rows that refer to the row.
+/// Returns a statement that inserts a row or updates the columns of the existing row. REPLACE would also delete all rows that
+/// refer to the row.
 pub(super) fn upsert<T: Table>(db: &Connection) -> Result<CachedStatement<'_>> {
     let changed: Vec<String> = T::COLUMNS.iter().map(|name| format!("{name} = excluded.{name}")).collect();
     db.prepare_cached(&format!("{} ON CONFLICT DO UPDATE SET {}", insert_sql::<T>(), changed.join(", ")))
