@@ -188,7 +188,11 @@ fn bad_files_are_named_with_what_would_be_right() {
         (folder.file("wide.log", b"\xff\xfe[\0m\0e\0m\0]\0"), 4, "iconv -f UTF-16"),
         (folder.file("wide2.log", b"[\0m\0e\0m\0]\0"), 4, "iconv -f UTF-16LE"),
         (folder.file("other.txt", "hello\nworld\n"), 4, "the known formats are: recording, "),
-        (folder.file("future.gpumem", b"GPUMEMR\n\x09\0\0\0\0\0\0\0"), 4, "format version 9; this program reads version 1"),
+        (
+            folder.file("future.gpumem", b"GPUMEMR\n\x09\0\0\0\0\0\0\0"),
+            4,
+            "format version 9; this program reads version 1",
+        ),
     ];
     for (file, code, words) in &cases {
         let (exit, message) = failure(&folder.run(&["report", file]));
@@ -311,7 +315,10 @@ fn ten_gigabytes_of_nothing_cost_neither_time_nor_memory() {
     assert!(message.contains("only zero bytes"), "{message}");
     let text =
         stdout(&limited(&["report", "--verbose", &hole("tail.log", &fs::read(shipped()).expect("bytes"))]));
-    assert!(text.contains("has no end: nothing after it was read") && text.contains("1 record rejected"), "{text}");
+    assert!(
+        text.contains("has no end: nothing after it was read") && text.contains("1 record rejected"),
+        "{text}"
+    );
     assert_columns_add_up(&text);
     let (exit, message) = failure(&limited(&["report", &hole("r.gpumem", b"GPUMEMR\n\x01\0\0\0\0\0\0\0")]));
     assert_eq!(exit, 4);
@@ -326,7 +333,9 @@ fn a_long_line_hides_nothing_after_it() {
     log.extend_from_slice(b"\n[mem] Allocate 1048576 bytes GPU memory (workspace:x).\n");
     let text = stdout(&folder.run(&["report", "--verbose", &folder.file("long.log", log)]));
     assert!(
-        text.contains("262 allocations") && text.contains("was skipped") && text.contains("1 record rejected"),
+        text.contains("262 allocations")
+            && text.contains("was skipped")
+            && text.contains("1 record rejected"),
         "{text}"
     );
 }

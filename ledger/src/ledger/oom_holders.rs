@@ -9,8 +9,6 @@ use gpumem_model::oom::{Oom, OomDevice, OomKind};
 use gpumem_wire::Stamp;
 use std::sync::Arc;
 
-/// Value (ns) by which `Ooms::reading_until_ns` exceeds the time of the OOM.
-const NEXT_READING_NS: u64 = 3_000_000_000;
 /// A device is nearly full if at most 1/16 of its memory is free.
 const NEARLY_FULL: i64 = 16;
 
@@ -31,7 +29,7 @@ impl Ledger {
         let holders = self.holders(index, device, &listing, &entry.record);
         let ooms = &mut self.processes[index].ooms;
         // The next reading may be nearer.
-        ooms.reading_until_ns = if holders.read_ns < time_ns { time_ns + NEXT_READING_NS } else { 0 };
+        ooms.awaits_reading = holders.read_ns < time_ns;
         if let Some(entry) = ooms.entries.last_mut() {
             entry.record.device = Some(holders);
         }
@@ -58,7 +56,7 @@ impl Ledger {
         }
         for at in 0..self.members[device].len() {
             let index = self.members[device][at];
-            if self.processes[index].ooms.reading_until_ns > 0 {
+            if self.processes[index].ooms.awaits_reading {
                 self.record_nearer_holders(index, device, read_ns, listing);
             }
         }
@@ -79,7 +77,7 @@ impl Ledger {
         let process = &mut self.processes[index];
         process.view.take();
         let ooms = &mut process.ooms;
-        ooms.reading_until_ns = 0;
+        ooms.awaits_reading = false;
         if let (Some(holders), Some(entry)) = (holders, ooms.entries.last_mut()) {
             entry.record.device = Some(holders);
         }

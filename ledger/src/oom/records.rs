@@ -55,9 +55,8 @@ pub(crate) struct Ooms {
     pub dropped: u64,
     /// Whether the newest entry still lacks the processes that held its device.
     pub wants_holders: bool,
-    /// Nonzero while the next NVML reading may be nearer to the newest entry than the one used. The value (ns) has no further
-    /// meaning.
-    pub reading_until_ns: u64,
+    /// Whether the next NVML reading may be nearer to the newest entry than the one used.
+    pub awaits_reading: bool,
     pub stacks: VecDeque<(u32, String)>,
     /// Number of the process's records at which the bytes of all cells may be copied again.
     pub next_copy_at: u64,
