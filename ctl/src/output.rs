@@ -26,14 +26,14 @@ impl Output {
 }
 
 /// Returns columns and rows of the terminal; `None` if standard output is not a terminal, or one that does not report its size.
-pub(crate) fn size() -> Option<(usize, usize)> {
+pub(crate) fn size() -> Option<(u16, u16)> {
     let size = rustix::termios::tcgetwinsize(io::stdout()).ok()?;
-    (size.ws_col > 0 && size.ws_row > 0).then(|| (size.ws_col.into(), size.ws_row.into()))
+    (size.ws_col > 0 && size.ws_row > 0).then_some((size.ws_col, size.ws_row))
 }
 
 /// Returns the width of the terminal in columns; `None` as in [`size`].
 pub(crate) fn width() -> Option<usize> {
-    size().map(|(width, _)| width)
+    size().map(|(width, _)| width.into())
 }
 
 /// Returns whether the locale's encoding is UTF-8.

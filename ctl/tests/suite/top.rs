@@ -367,7 +367,7 @@ fn a_process_is_seen_in_depth() {
     let run = run_of(41873, "night", Some(3));
     site.daemon.runs("?pid=41873", &[&run]);
     let mut top = site.top((80, 24), &["41873"]);
-    let text = top.shows("more lines");
+    let text = top.shows("Others");
     golden("process-80x24", &text);
     // Texts and amounts must equal those of the report.
     let report = stdout(&site.folder.run(&["report", "--verbose", "41873"]));

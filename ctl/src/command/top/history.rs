@@ -1,7 +1,12 @@
 //! The chart of a process's memory over time: a stack of layers, one for each category, with a column for each interval of time.
 
-use super::screen::{BLOCKS, Color, GREY, Screen, Style};
+use super::widgets::{BLOCKS, GREY, Look};
 use gpumem_report::Composition;
+use ratatui_core::buffer::Buffer;
+use ratatui_core::layout::Rect;
+use ratatui_core::style::{Color, Stylize};
+use ratatui_core::text::Span;
+use ratatui_core::widgets::Widget;
 use std::collections::{BTreeMap, VecDeque};
 
 /// Number of points that are kept in addition to those of the run. A run has a limited number of points, however long it is.
@@ -28,14 +33,14 @@ pub(crate) enum LayerKind {
 }
 
 /// Colours of categories, which are distinguishable on light and dark backgrounds.
-const COLORS: [Color; 10] = [4, 2, 5, 6, 1, 12, 10, 13, 14, 9];
-const REST: Color = 3;
-const OPAQUE: Color = 11;
+const COLORS: [u8; 10] = [4, 2, 5, 6, 1, 12, 10, 13, 14, 9];
+const REST: Color = Color::Indexed(3);
+const OPAQUE: Color = Color::Indexed(11);
 
 /// Returns the layers from the bottom: categories in the order of their names, then the rest, opaque pools and idle memory.
 pub(crate) fn layers(names: impl Iterator<Item = String>) -> Vec<Layer> {
     let layer = |kind, color, letter| Layer { kind, color, letter };
-    let named = names.map(LayerKind::Category).zip(COLORS).zip('a'..);
+    let named = names.map(LayerKind::Category).zip(COLORS.map(Color::Indexed)).zip('a'..);
     let mut layers: Vec<Layer> = named.map(|((kind, color), letter)| layer(kind, color, letter)).collect();
     layers.push(layer(LayerKind::Rest, REST, '+'));
     layers.push(layer(LayerKind::Opaque, OPAQUE, 'O'));
@@ -45,9 +50,9 @@ pub(crate) fn layers(names: impl Iterator<Item = String>) -> Vec<Layer> {
 
 impl Layer {
     /// Returns the character that stands next to the layer's row in the table.
-    pub(crate) fn sign(&self, screen: &Screen) -> (String, Style) {
-        let letter = if screen.colors && screen.unicode { '█' } else { self.letter };
-        (letter.to_string(), Style::of(self.color))
+    pub(crate) fn sign(&self, look: Look) -> Span<'static> {
+        let letter = if look.colors && look.unicode { '█' } else { self.letter };
+        Span::styled(letter.to_string(), self.color)
     }
 }
 
@@ -123,52 +128,62 @@ fn bytes(composition: &Composition, layers: &[Layer]) -> Vec<i64> {
     bytes
 }
 
-/// Draws columns from a position (row and column of the screen) on; `max_bytes` fill the whole height.
-pub(crate) fn draw(
-    screen: &mut Screen,
-    (top, left): (usize, usize),
-    height: usize,
-    columns: &[Option<&Composition>],
-    layers: &[Layer],
-    max_bytes: i64,
-) {
-    let whole = height * BLOCKS.len();
-    for (column, composition) in columns.iter().enumerate() {
-        let Some(composition) = composition else { continue };
-        let mut sum = 0_i64;
-        // Upper end of each layer above the bottom of the chart, in eighths of a row.
-        let ends: Vec<usize> = bytes(composition, layers)
-            .into_iter()
-            .map(|bytes| {
+/// The chart; `max_bytes` fill the whole height.
+pub(crate) struct Chart<'a> {
+    pub columns: &'a [Option<&'a Composition>],
+    pub layers: &'a [Layer],
+    pub max_bytes: i64,
+    pub look: Look,
+}
+
+impl Widget for Chart<'_> {
+    fn render(self, area: Rect, frame: &mut Buffer) {
+        let whole = usize::from(area.height) * BLOCKS.len();
+        for (composition, column) in self.columns.iter().zip(area.columns()) {
+            let Some(composition) = composition else { continue };
+            let mut sum = 0_i64;
+            let end = |bytes: i64| {
                 sum = sum.saturating_add(bytes.max(0));
-                (sum as f64 / max_bytes.max(1) as f64 * whole as f64).round() as usize
-            })
-            .collect();
-        let layer_at = |eighth: usize| ends.iter().position(|end| *end > eighth);
-        for row in 0..height {
-            let (from, to) = (row * BLOCKS.len(), (row + 1) * BLOCKS.len());
-            let (screen_row, screen_column) = (top + height - 1 - row, left + column);
-            if !screen.colors || !screen.unicode {
-                if let Some(layer) = layer_at(from + BLOCKS.len() / 2).and_then(|at| layers.get(at)) {
-                    screen.put(screen_row, screen_column, &layer.letter.to_string(), Style::of(layer.color));
+                (sum as f64 / self.max_bytes.max(1) as f64 * whole as f64).round() as usize
+            };
+            // Upper end of each layer above the bottom of the chart, in eighths of a row.
+            let ends: Vec<usize> = bytes(composition, self.layers).into_iter().map(end).collect();
+            for (row, place) in column.rows().rev().enumerate() {
+                if let Some(cell) = self.cell(&ends, row * BLOCKS.len()) {
+                    cell.render(place, frame);
                 }
-                continue;
             }
-            let Some(lower) = layer_at(from) else { continue };
-            let end = ends.get(lower).copied().unwrap_or(to).min(to);
-            let glyph = BLOCKS.get((end - from).saturating_sub(1)).copied().unwrap_or('█');
-            let color = |at: usize| layers.get(at).map(|layer| layer.color);
-            // A character cell shows two layers: the lowest one, and above its end the one in the middle of the rest.
-            let upper = if end < to { layer_at((end + to) / 2).or(layer_at(end)) } else { None };
-            let style = Style { color: color(lower), ground: upper.and_then(color), ..Style::PLAIN };
-            screen.put(screen_row, screen_column, &glyph.to_string(), style);
         }
+    }
+}
+
+impl Chart<'_> {
+    /// Returns the character of a cell whose lower edge is `from` eighths above the bottom, with the colours of its layers.
+    fn cell(&self, ends: &[usize], from: usize) -> Option<Span<'static>> {
+        let to = from + BLOCKS.len();
+        let layer_at = |eighth: usize| ends.iter().position(|end| *end > eighth);
+        let layer = |index: usize| self.layers.get(index);
+        if !self.look.colors || !self.look.unicode {
+            let layer = layer_at(from + BLOCKS.len() / 2).and_then(layer)?;
+            return Some(Span::styled(layer.letter.to_string(), layer.color));
+        }
+        let lower = layer_at(from)?;
+        let end = ends.get(lower).copied().unwrap_or(to).min(to);
+        let glyph = BLOCKS.get((end - from).saturating_sub(1)).copied().unwrap_or('█');
+        // A character cell shows two layers: the lowest one, and above its end the one in the middle of the rest.
+        let upper = if end < to { layer_at((end + to) / 2).or(layer_at(end)) } else { None };
+        let span = Span::styled(glyph.to_string(), layer(lower)?.color);
+        Some(match upper.and_then(layer) {
+            Some(upper) => span.bg(upper.color),
+            None => span,
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ratatui_core::buffer::Cell;
 
     fn held(a: i64, b: i64, idle: i64) -> Composition {
         let categories = [("a".to_owned(), a), ("b".to_owned(), b)].into_iter().collect();
@@ -179,14 +194,19 @@ mod tests {
     fn layers_stand_on_each_other() {
         let layers = layers(["a", "b"].map(str::to_owned).into_iter());
         let (one, two) = (held(2, 1, 1), held(4, 0, 0));
-        let mut screen = Screen::new((4, 4), true, false);
-        draw(&mut screen, (0, 0), 4, &[Some(&one), None, Some(&two)], &layers, 4);
-        assert_eq!(screen.text(), [". a", "b a", "a a", "a a"]);
-        let mut screen = Screen::new((2, 2), true, true);
-        draw(&mut screen, (0, 0), 2, &[Some(&held(3, 1, 0))], &layers, 4);
-        assert_eq!(screen.text(), ["▄", "█"], "the half of a place");
-        let odd = held(-5, 3, 0);
-        draw(&mut screen, (0, 0), 2, &[Some(&odd)], &layers, 0);
+        let drawn = |columns: &[Option<&Composition>], size: u16, max_bytes, colors| {
+            let look = Look { unicode: true, colors, is_live: true };
+            let mut frame = Buffer::empty(Rect::new(0, 0, size, size));
+            Chart { columns, layers: &layers, max_bytes, look }.render(frame.area, &mut frame);
+            frame
+        };
+        let chart = drawn(&[Some(&one), None, Some(&two)], 4, 4, false);
+        let rows: Vec<String> =
+            chart.content.chunks(4).map(|row| row.iter().map(Cell::symbol).collect()).collect();
+        assert_eq!(rows, [". a ", "b a ", "a a ", "a a "]);
+        let chart = drawn(&[Some(&held(3, 1, 0))], 2, 4, true);
+        assert_eq!([chart[(0, 0)].symbol(), chart[(0, 1)].symbol()], ["▄", "█"], "half of a cell");
+        drawn(&[Some(&held(-5, 3, 0))], 2, 0, true);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! State of the list of all processes: filter, order, selection, and the recent used memory of each process.
 
 use super::keys::Key;
+use super::widgets::Scroll;
 use gpumem_model::control::{ProcessRow, Ps};
 use gpumem_model::units::signed;
 use gpumem_report::text::escape;
@@ -59,6 +60,7 @@ pub(crate) struct List {
     pub filter: String,
     pub typing: bool,
     chosen: Option<RowId>,
+    pub scroll: Scroll,
     /// Used bytes of each process in the last replies, the oldest first.
     history: HashMap<RowId, VecDeque<Option<u64>>>,
 }
@@ -85,7 +87,7 @@ impl List {
     }
 
     /// Returns the indices of the shown rows, in their order.
-    pub(crate) fn rows(&self, ps: &Ps) -> Vec<usize> {
+    fn rows(&self, ps: &Ps) -> Vec<usize> {
         let mut rows: Vec<(usize, &ProcessRow)> =
             ps.processes.iter().enumerate().filter(|(_, process)| self.is_shown(ps, process)).collect();
         rows.sort_by(|(_, one), (_, other)| {
@@ -110,8 +112,14 @@ impl List {
         self.filter.to_lowercase().split_whitespace().all(|word| text.contains(word))
     }
 
-    /// Returns the position of the selected row in `rows`; the first if the selected process has ended.
-    pub(crate) fn chosen(&self, ps: &Ps, rows: &[usize]) -> usize {
+    /// Returns the indices of the shown rows, and moves the position to the selected process; to the first if it has ended.
+    pub(crate) fn located(&mut self, ps: &Ps) -> Vec<usize> {
+        let rows = self.rows(ps);
+        self.scroll.position = self.selected(ps, &rows);
+        rows
+    }
+
+    fn selected(&self, ps: &Ps, rows: &[usize]) -> usize {
         let is_chosen = |row: &usize| {
             ps.processes.get(*row).is_some_and(|process| Some(&row_id(ps, process)) == self.chosen.as_ref())
         };
@@ -120,11 +128,11 @@ impl List {
 
     pub(crate) fn chosen_process<'p>(&self, ps: &'p Ps) -> Option<&'p ProcessRow> {
         let rows = self.rows(ps);
-        rows.get(self.chosen(ps, &rows)).and_then(|row| ps.processes.get(*row))
+        rows.get(self.selected(ps, &rows)).and_then(|row| ps.processes.get(*row))
     }
 
     /// Handles a key. Returns whether the key has an effect in the list.
-    pub(crate) fn key(&mut self, key: Key, ps: Option<&Ps>, page: usize) -> bool {
+    pub(crate) fn key(&mut self, key: Key, ps: Option<&Ps>) -> bool {
         if self.typing {
             match key {
                 Key::Char(character) if self.filter.len() < 64 => self.filter.push(character),
@@ -135,21 +143,19 @@ impl List {
             }
             return true;
         }
-        let Some(by) = key.step(page) else {
-            match key {
-                Key::Char('s') => (self.order, self.reversed) = (self.order.next(), false),
-                Key::Char('r') => self.reversed = !self.reversed,
-                Key::Char('/') => self.typing = true,
-                Key::Escape if !self.filter.is_empty() => self.filter.clear(),
-                _ => return false,
-            }
+        let rows = ps.map(|ps| self.located(ps)).unwrap_or_default();
+        if self.scroll.key(key) {
+            let row = rows.get(self.scroll.position).or(rows.last());
+            let process = ps.zip(row).and_then(|(ps, row)| Some((ps, ps.processes.get(*row)?)));
+            self.chosen = process.map(|(ps, process)| row_id(ps, process));
             return true;
-        };
-        if let Some(ps) = ps {
-            let rows = self.rows(ps);
-            let at = self.chosen(ps, &rows).saturating_add_signed(by).min(rows.len().saturating_sub(1));
-            self.chosen =
-                rows.get(at).and_then(|row| ps.processes.get(*row)).map(|process| row_id(ps, process));
+        }
+        match key {
+            Key::Char('s') => (self.order, self.reversed) = (self.order.next(), false),
+            Key::Char('r') => self.reversed = !self.reversed,
+            Key::Char('/') => self.typing = true,
+            Key::Escape if !self.filter.is_empty() => self.filter.clear(),
+            _ => return false,
         }
         true
     }

@@ -4,24 +4,27 @@
 //! events              keys, signals and the daemon's replies, in one queue
 //! state               the current view, and the actions of keys
 //! list                the list of processes: filter, order, selection
-//! overview            view of all devices and processes
+//! overview, help      view of all devices and processes; the keys
 //! process, history    view of one process; its memory over time
-//! screen              a grid of characters, and the bytes that update a terminal to show it
+//! widgets             bars, sparklines, scrolling, styles
+//! paint               the bytes that update a terminal to show a frame
 //! keys, terminal      decoding of keys; setup of the terminal
 //! ```
 //!
-//! The terminal needs only basic features: an alternate screen, sixteen colours and cursor positions. A frame is one write, which
+//! A frame is a buffer of ratatui, which also has layout and tables. The terminal needs only basic features: an alternate screen, sixteen colours and cursor positions. A frame is one write, which
 //! has only the changes since the last frame.
 
 mod events;
+mod help;
 mod history;
 mod keys;
 mod list;
 mod overview;
+mod paint;
 mod process;
-mod screen;
 mod state;
 mod terminal;
+mod widgets;
 
 use crate::args::Top as Args;
 use crate::client::Daemon;
@@ -29,16 +32,18 @@ use crate::output::{print, size, unicode};
 use anyhow::{Result, anyhow};
 use events::{Event, Reply};
 pub(super) use overview::device_cells;
-use screen::Screen;
+use ratatui_core::buffer::Buffer;
+use ratatui_core::layout::Rect;
 use signal_hook::consts::signal::{SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGWINCH};
 use signal_hook::low_level::{emulate_default_handler, raise};
 use state::{Action, State};
 use std::io::{self, IsTerminal, Write};
 use std::sync::mpsc::channel;
 use terminal::Terminal;
+use widgets::Look;
 
 /// Width in columns of a frame that is written to a pipe.
-const PIPED: usize = 100;
+const PIPED: u16 = 100;
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     let daemon = Daemon::find(args.socket.as_deref())?;
@@ -50,9 +55,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     live(args)
 }
 
-/// Returns whether to use colours: on a terminal, unless NO_COLOR is set (no-color.org).
-fn colors() -> bool {
-    io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+/// Returns what the terminal can show. It gets colours unless NO_COLOR is set (no-color.org).
+fn look(is_live: bool) -> Look {
+    let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    Look { unicode: unicode(), colors: io::stdout().is_terminal() && !no_color, is_live }
 }
 
 /// Prints one frame.
@@ -63,21 +69,12 @@ fn once(args: &Args, daemon: Daemon) -> Result<()> {
         return Err(anyhow!("{why}"));
     }
     state.update(Reply { ps, process })?;
-    let width = crate::output::width().unwrap_or(PIPED);
-    let mut screen = Screen::new((width, state.height(width)), unicode(), colors());
-    state.draw(&mut screen, false);
-    let texts = screen.text();
-    let last = texts.iter().rposition(|text| !text.is_empty()).unwrap_or(0);
-    let mut out = Vec::new();
-    for (row, text) in texts.iter().enumerate().take(last + 1) {
-        if screen.colors {
-            out.extend(screen.printed(row))
-        } else {
-            out.extend_from_slice(text.as_bytes())
-        }
-        out.push(b'\n');
-    }
-    print(&String::from_utf8_lossy(&out))
+    let width = size().map_or(PIPED, |(width, _)| width);
+    let height = state.height(Rect::new(0, 0, width, u16::MAX));
+    let area = Rect::new(0, 0, width, u16::try_from(height).unwrap_or(u16::MAX));
+    let mut frame = Buffer::empty(area);
+    state.draw(area, &mut frame, look(false));
+    print(&paint::printed(&frame))
 }
 
 /// Shows frames until the user quits.
@@ -91,16 +88,18 @@ fn live(args: &Args) -> Result<()> {
     events::typed_keys(input, events.clone());
     events::replies(args.socket.as_deref().map(Into::into), args.interval, requested, events);
     let _ = request.send(args.pid); // if the receiving thread has ended, the queue has an event for it
-    let mut shown: Option<Screen> = None;
+    let mut shown: Option<Buffer> = None;
     let ended = loop {
-        let mut screen = Screen::new(size().unwrap_or((80, 24)), unicode(), colors());
-        state.draw(&mut screen, true);
-        let bytes = screen.changes(shown.as_ref());
+        let (width, height) = size().unwrap_or((80, 24));
+        let area = Rect::new(0, 0, width, height);
+        let mut frame = Buffer::empty(area);
+        state.draw(area, &mut frame, look(true));
+        let bytes = paint::changes(shown.as_ref(), &frame);
         state.written.add(bytes.len());
         if !bytes.is_empty() && terminal.write(&bytes).is_err() {
             break Ok(Action::Quit); // the terminal is gone
         }
-        shown = Some(screen);
+        shown = Some(frame);
         // Handles all queued events before the next frame.
         let mut next = queue.recv().ok();
         let mut action = None;

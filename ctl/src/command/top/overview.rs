@@ -1,12 +1,21 @@
-//! Draws the view of all devices and all processes, and the help.
+//! Draws the view of all devices and all processes.
 
 use super::list::{HISTORY, List};
-use super::screen::{BLUE, CYAN, GREY, Part, RED, Screen, Style, Written, YELLOW, bar, columns, spark};
+use super::widgets::{
+    BLUE, BOLD, CYAN, DIM, GREY, Look, PLAIN, Part, RED, SELECTED, YELLOW, bar, length, spark, wrap,
+};
 use crate::command::node::{finding_line, is_problem};
 use crate::command::ps::{self, DeviceAmounts};
 use gpumem_model::control::{DeviceRow, ProcessRow, Ps};
 use gpumem_model::units::{Unit, plural, signed};
+use gpumem_report::table::width as width_of;
 use gpumem_report::text::escape;
+use ratatui_core::buffer::Buffer;
+use ratatui_core::layout::{Constraint, Layout, Rect};
+use ratatui_core::style::{Modifier, Style};
+use ratatui_core::text::{Line, Span, Text};
+use ratatui_core::widgets::{StatefulWidget, Widget};
+use ratatui_widgets::table::{Cell, Row, Table, TableState};
 
 /// Maximum number of findings, and of rows for each.
 const FINDINGS: usize = 3;
@@ -29,107 +38,102 @@ const COMMAND_WIDTH: usize = 16;
 /// Minimum width of a terminal at which each process has a sparkline of its used memory.
 const SPARK_FROM: usize = 110;
 
+/// Minimum width of a device's bar, with the blanks between columns.
+const LEAST_BAR: usize = 25;
+
 /// Parts of a device's bar: meaning, character with and without Unicode, style.
-const PARTS: [(&str, (char, char), Style); 5] = [
-    ("chosen process", ('█', '#'), Style::of(CYAN)),
-    ("other processes", ('▓', '='), Style::of(BLUE)),
-    ("unaccounted", ('▒', '?'), Style::of(RED)),
-    ("system", ('░', ':'), Style::of(GREY)),
-    ("free", ('.', '.'), Style::DIM),
+pub(super) const PARTS: [(&str, (char, char), Style); 5] = [
+    ("chosen process", ('█', '#'), PLAIN.fg(CYAN)),
+    ("other processes", ('▓', '='), PLAIN.fg(BLUE)),
+    ("unaccounted", ('▒', '?'), PLAIN.fg(RED)),
+    ("system", ('░', ':'), PLAIN.fg(GREY)),
+    ("free", ('.', '.'), DIM),
 ];
 
-/// Draws the view in the rows from `row` to before `end`. Returns the number of processes for which there is room.
-pub(crate) fn draw(
-    screen: &mut Screen,
-    ps: &Ps,
-    list: &List,
-    (mut row, end): (usize, usize),
-    is_live: bool,
-) -> usize {
-    row = findings(screen, ps, (row, end));
-    let claims = ps::claims_line(&ps.claims);
+/// Draws the view: findings, devices, devices that only agents report, processes.
+pub(crate) fn draw(ps: &Ps, list: &mut List, area: Rect, frame: &mut Buffer, look: Look) {
     let unit = ps::unit(ps);
+    let mut notes = findings(ps, area);
     if ps.devices.is_empty() {
-        screen.put(row, 0, ps::NO_DEVICE, Style::of(RED));
-        row += 1;
-    } else {
-        let chosen = list.chosen_process(ps).filter(|_| is_live);
-        let room = end.saturating_sub(row + usize::from(claims.is_some()));
-        // At least half of the rows, and the row of their headings, are for processes.
-        let limit = room.saturating_sub(2).saturating_sub(ps.processes.len().min(room / 2)).max(1);
-        let shown = ps.devices.len().min(limit);
+        notes.push(Line::styled(ps::NO_DEVICE, RED));
+    }
+    let claims: Vec<Line> =
+        ps::claims_line(&ps.claims).map(|text| Line::styled(text, YELLOW)).into_iter().collect();
+    let room = usize::from(area.height).saturating_sub(notes.len() + claims.len());
+    // At least half of the rows, and the row of their headings, are for processes.
+    let limit = room.saturating_sub(2).saturating_sub(ps.processes.len().min(room / 2)).max(1);
+    let shown = ps.devices.len().min(limit);
+    let heights = [length(notes.len()), length(shown + usize::from(shown > 0)), length(claims.len())];
+    let [of_notes, of_devices, of_claims, of_processes] =
+        Layout::vertical(heights.into_iter().chain([Constraint::Fill(1)])).areas(area);
+    Text::from(notes).render(of_notes, frame);
+    Text::from(claims).render(of_claims, frame);
+    if shown > 0 {
+        let chosen = list.chosen_process(ps).filter(|_| look.is_live);
         let chosen_device = chosen.map_or(0, |process| process.device);
         let first = chosen_device.saturating_sub(shown - 1).min(ps.devices.len() - shown);
-        row = devices(screen, ps, (first, shown), chosen, unit, row);
+        devices(ps, (first, shown), chosen, unit, of_devices, frame, look);
+        processes(ps, list, unit, of_processes, frame, look);
     }
-    if let Some(text) = claims {
-        screen.put(row, 0, &text, Style::of(YELLOW));
-        row += 1;
-    }
-    if ps.devices.is_empty() { 0 } else { processes(screen, ps, list, unit, (row, end), is_live) }
 }
 
-/// Draws the most important findings in at most a quarter of the rows. Returns the next free row.
-fn findings(screen: &mut Screen, ps: &Ps, (mut row, end): (usize, usize)) -> usize {
-    let room = (end.saturating_sub(row) / 4 / FINDING_ROWS).clamp(1, FINDINGS);
-    for finding in ps.findings.iter().take(room) {
-        let style = if is_problem(finding) { Style::bold(YELLOW) } else { Style::PLAIN };
-        screen.put_wrapped(&mut row, &finding_line(ps, finding), FINDING_ROWS, style);
-    }
+/// Returns the lines of the most important findings, for at most a quarter of the rows.
+fn findings(ps: &Ps, area: Rect) -> Vec<Line<'static>> {
+    let room = (usize::from(area.height) / 4 / FINDING_ROWS).clamp(1, FINDINGS);
+    let lines = ps.findings.iter().take(room).flat_map(|finding| {
+        let style = if is_problem(finding) { BOLD.fg(YELLOW) } else { PLAIN };
+        wrap(&finding_line(ps, finding), area, FINDING_ROWS, style)
+    });
+    let mut lines: Vec<Line> = lines.collect();
     if ps.findings.len() > room {
-        screen.put(row, 0, &format!("{} more findings", ps.findings.len() - room), Style::DIM);
-        row += 1;
+        lines.push(Line::styled(format!("{} more findings", ps.findings.len() - room), DIM));
     }
-    row
+    lines
 }
 
-/// Draws the rows of `shown` devices, from index `first` on. Returns the next free row.
+/// Draws a table of `shown` devices, from index `first` on.
 fn devices(
-    screen: &mut Screen,
     ps: &Ps,
     (first, shown): (usize, usize),
     chosen: Option<&ProcessRow>,
     unit: Unit,
-    mut row: usize,
-) -> usize {
-    let lines: Vec<[String; 5]> = (0..ps.devices.len()).map(|index| device_cells(ps, index, unit)).collect();
+    area: Rect,
+    frame: &mut Buffer,
+    look: Look,
+) {
     let heads = ["GPU", "", "USED", "FREE", "SIZE"].map(str::to_owned);
-    let width =
-        |column: usize| lines.iter().chain([&heads]).map(|cells| columns(&cells[column])).max().unwrap_or(0);
-    let amounts = width(2) + width(3) + width(4) + 3;
-    let names = width(1).min(screen.width.saturating_sub(width(0) + amounts + 22));
-    let bar_from = width(0) + 1 + names + usize::from(names > 0);
-    let bar_to = screen.width.saturating_sub(amounts).max(bar_from);
-    let put = |screen: &mut Screen, row: usize, cells: &[String; 5], style: Style| {
-        screen.put(row, 0, &cells[0], style);
-        screen.put_within(row, width(0) + 1, width(0) + 1 + names, &cells[1], style);
-        let mut at = bar_to;
-        for (column, cell) in cells.iter().enumerate().skip(2) {
-            at += 1 + width(column);
-            screen.put_before(row, at, cell, style);
-        }
+    let lines: Vec<[String; 5]> = (0..ps.devices.len()).map(|index| device_cells(ps, index, unit)).collect();
+    let width = |column: usize| lines.iter().chain([&heads]).map(|cells| width_of(&cells[column])).max();
+    let [index, model, used, free, size] = [0, 1, 2, 3, 4].map(|column| width(column).unwrap_or(0));
+    // The model leaves at least this width for the bar, and for the blanks between columns.
+    let model = model.min(usize::from(area.width).saturating_sub(index + used + free + size + LEAST_BAR));
+    let widths =
+        [length(index), length(model), Constraint::Fill(1), length(used), length(free), length(size)];
+    let [_, _, of_bar, ..] = Layout::horizontal(widths).spacing(1).areas::<6>(area);
+    let row = |[index, model, used, free, size]: [String; 5], bar: Line<'static>| {
+        let [used, free, size] = [used, free, size].map(|amount| Line::from(amount).right_aligned());
+        Row::new([index.into(), model.into(), bar, used, free, size])
     };
-    put(screen, row, &heads, Style::BOLD);
     let more = match ps.devices.len() - shown {
         0 => unit.name.to_owned(),
         more => format!("{}; {} more", unit.name, plural(more as u64, "GPU")),
     };
-    screen.put_within(row, bar_from, bar_to, &more, Style::DIM);
-    row += 1;
-    for (index, (device, cells)) in ps.devices.iter().zip(&lines).enumerate().skip(first).take(shown) {
-        put(screen, row, cells, Style::PLAIN);
-        match device.total_bytes.filter(|_| device.used_bytes.is_some()) {
-            Some(total) => {
-                bar(screen, row, (bar_from, bar_to), signed(total), &parts(ps, index, device, chosen))
-            }
-            None => _ = screen.put_within(row, bar_from, bar_to, "unknown", Style::DIM),
-        }
-        if let Some(warning) = ps::reading_warning(device) {
-            screen.put_within(row, bar_from, bar_to, &format!(" {warning} "), Style::bold(YELLOW));
-        }
-        row += 1;
+    let header = row(heads, Line::styled(more, DIM)).style(BOLD);
+    let rows = lines.into_iter().enumerate().skip(first).take(shown);
+    let rows = rows.map(|(index, cells)| row(cells, device_bar(ps, index, chosen, of_bar.width, look)));
+    Widget::render(Table::new(rows, widths).header(header), area, frame);
+}
+
+/// Returns the bar of a device; a warning replaces it if the reading failed or is old.
+fn device_bar(ps: &Ps, index: usize, chosen: Option<&ProcessRow>, width: u16, look: Look) -> Line<'static> {
+    let device = &ps.devices[index];
+    if let Some(warning) = ps::reading_warning(device) {
+        return Line::styled(warning, BOLD.fg(YELLOW));
     }
-    row
+    match device.total_bytes.filter(|_| device.used_bytes.is_some()) {
+        Some(total) => bar(width, signed(total), &parts(ps, index, device, chosen), look),
+        None => Line::styled("unknown", DIM),
+    }
 }
 
 /// Returns index, model with utilisation and power, used, free and size of a device.
@@ -173,92 +177,77 @@ fn parts(ps: &Ps, index: usize, device: &DeviceRow, chosen: Option<&ProcessRow>)
     bytes.into_iter().zip(PARTS).map(part).collect()
 }
 
-/// Draws the rows of processes. Returns the number for which there is room.
-fn processes(
-    screen: &mut Screen,
-    ps: &Ps,
-    list: &List,
-    unit: Unit,
-    (mut row, end): (usize, usize),
-    is_live: bool,
-) -> usize {
+/// Draws the table of processes.
+fn processes(ps: &Ps, list: &mut List, unit: Unit, area: Rect, frame: &mut Buffer, look: Look) {
+    let indices = list.located(ps);
+    let visible = list.scroll.visible_rows(indices.len(), usize::from(area.height).saturating_sub(1));
+    let area = list.scroll.draw_bar(area, frame, look);
     let lines = lines(ps, unit);
-    let heads = ps::HEADS.map(str::to_owned);
-    let width = |column: usize| {
-        let rows = lines.iter().flatten().map(|line| &line.cells).chain([&heads]);
-        let widest = rows.map(|cells| columns(&cells[column])).max().unwrap_or(0);
-        if column == STATE { widest.min(STATE_WIDTH) } else { widest }
+    let has_spark = look.is_live && usize::from(area.width) >= SPARK_FROM;
+    let (shown, mut widths) = columns(&lines, area.width.into());
+    widths.extend(has_spark.then_some(length(HISTORY)));
+    widths.push(Constraint::Fill(1));
+    let of_command = Layout::horizontal(&widths).spacing(1).split(area).last().map_or(0, |place| place.width);
+    let head = |column: &usize| {
+        let style = if *column == list.order as usize { PLAIN.patch(Modifier::REVERSED) } else { PLAIN };
+        aligned(*column, ps::HEADS[*column].into(), style)
     };
-    let widths: Vec<usize> = (0..heads.len()).map(width).collect();
-    let has_spark = is_live && screen.width >= SPARK_FROM;
-    let mut shown: Vec<usize> = (0..heads.len()).collect();
-    for omitted in OMITTED_FIRST {
-        let taken: usize = shown.iter().map(|column| widths[*column] + 1).sum();
-        if taken + COMMAND_WIDTH <= screen.width {
-            break;
-        }
-        shown.retain(|column| *column != omitted);
+    let mut command = Line::from("COMMAND");
+    if visible.len() < indices.len() {
+        let text = format!("  ({} to {} of {})", visible.start + 1, visible.end, indices.len());
+        command.push_span(Span::styled(text, DIM));
     }
-    let put = |screen: &mut Screen, row: usize, cells: &[String; 8], style: &dyn Fn(usize) -> Style| {
-        let mut at = 0;
-        for &column in &shown {
-            let (text, width) = (&cells[column], widths[column]);
-            let shift = if ps::LEFT[column] { 0 } else { width.saturating_sub(columns(text)) };
-            screen.put_within(row, at + shift, at + width, text, style(column));
-            at += width + 1;
-        }
-        at
+    let spark_head = has_spark.then(|| Cell::from("USED, LATELY"));
+    let header = Row::new(shown.iter().map(head).chain(spark_head).chain([command.into()])).style(BOLD);
+    let row = |index: &usize| {
+        let (Some(Some(line)), Some(process)) = (lines.get(*index), ps.processes.get(*index)) else {
+            return Row::default();
+        };
+        let cell = |column: &usize| {
+            let is_unusual = *column == STATE && process.flags != ["covered"];
+            aligned(*column, line.cells[*column].clone(), if is_unusual { PLAIN.fg(YELLOW) } else { PLAIN })
+        };
+        let spark =
+            has_spark.then(|| Cell::from(Line::styled(spark(&list.history(ps, process), look), BLUE)));
+        let owner = owner(process).map(|owner| Span::styled(format!("  {owner}"), DIM));
+        let command = Line::from_iter([Span::from(line.note(of_command.into()))].into_iter().chain(owner));
+        Row::new(shown.iter().map(cell).chain(spark).chain([command.into()]))
     };
-    let order = list.order as usize;
-    let head = |column: usize| match column == order {
-        true => Style { reverse: true, ..Style::BOLD },
-        false => Style::BOLD,
-    };
-    let mut at = put(screen, row, &heads, &head);
-    if has_spark {
-        screen.put(row, at, "USED, LATELY", Style::BOLD);
-        at += HISTORY + 1;
-    }
-    let rows = list.rows(ps);
-    let page = end.saturating_sub(row + 1);
-    let chosen = list.chosen(ps, &rows);
-    let first = chosen.saturating_sub(page.saturating_sub(1) / 2).min(rows.len().saturating_sub(page));
-    let hidden = rows.len().saturating_sub(first + page);
-    let after = screen.put(row, at, "COMMAND", Style::BOLD);
-    if hidden > 0 || first > 0 {
-        let text = format!("  ({} to {} of {})", first + 1, rows.len() - hidden, rows.len());
-        screen.put(row, after, &text, Style::DIM);
-    }
-    row += 1;
+    let mut rows: Vec<Row> = indices.get(visible.clone()).unwrap_or_default().iter().map(row).collect();
+    let selected =
+        list.scroll.position.checked_sub(visible.start).filter(|_| look.is_live && !rows.is_empty());
     if rows.is_empty() {
         let is_empty = ps.processes.is_empty();
         let why = if is_empty { "no process uses a GPU" } else { "no process has these words (Esc)" };
-        screen.put(row, 0, why, Style::DIM);
+        let all = u16::try_from(widths.len()).unwrap_or(u16::MAX);
+        rows.push(Row::new([Cell::from(why).column_span(all)]).style(DIM));
     }
-    for (place, index) in rows.iter().enumerate().skip(first).take(page) {
-        let (Some(Some(line)), Some(process)) = (lines.get(*index), ps.processes.get(*index)) else {
-            continue;
-        };
-        let is_covered = process.flags == ["covered"];
-        let style = |column: usize| match column {
-            STATE if !is_covered => Style::of(YELLOW),
-            _ => Style::PLAIN,
-        };
-        let mut at = put(screen, row, &line.cells, &style);
-        if has_spark {
-            screen.put(row, at, &spark(&list.history(ps, process), screen.unicode), Style::of(BLUE));
-            at += HISTORY + 1;
+    let table = Table::new(rows, widths).header(header).row_highlight_style(SELECTED);
+    StatefulWidget::render(table, area, frame, &mut TableState::new().with_selected(selected));
+}
+
+/// Returns the columns (indices in [`ps::HEADS`]) that fit into `width` beside the commands, and their widths.
+fn columns(lines: &[Option<ps::Line>], width: usize) -> (Vec<usize>, Vec<Constraint>) {
+    let widest = |column: usize| {
+        let cells = lines.iter().flatten().map(|line| width_of(&line.cells[column]));
+        let widest = cells.max().unwrap_or(0).max(ps::HEADS[column].len());
+        if column == STATE { widest.min(STATE_WIDTH) } else { widest }
+    };
+    let mut shown: Vec<(usize, usize)> =
+        (0..ps::HEADS.len()).map(|column| (column, widest(column))).collect();
+    for omitted in OMITTED_FIRST {
+        if shown.iter().map(|(_, width)| width + 1).sum::<usize>() + COMMAND_WIDTH <= width {
+            break;
         }
-        let at = screen.put(row, at, &line.note(screen.width.saturating_sub(at)), Style::PLAIN);
-        if let Some(owner) = owner(process) {
-            screen.put(row, at, &format!("  {owner}"), Style::DIM);
-        }
-        if is_live && place == chosen {
-            screen.highlight(row);
-        }
-        row += 1;
+        shown.retain(|(column, _)| *column != omitted);
     }
-    page
+    shown.into_iter().map(|(column, width)| (column, length(width))).unzip()
+}
+
+/// Returns a cell of a column (index in [`ps::HEADS`]); numbers are aligned to the right.
+fn aligned(column: usize, text: String, style: Style) -> Cell<'static> {
+    let line = Line::from(Span::styled(text, style));
+    Cell::from(if ps::LEFT[column] { line } else { line.right_aligned() })
 }
 
 /// Returns the pod, Slurm job or job of a process.
@@ -281,48 +270,4 @@ fn lines(ps: &Ps, unit: Unit) -> Vec<Option<ps::Line>> {
         }
     }
     lines
-}
-
-/// The help: keys with their effects, and signs.
-const KEYS: [(&str, &str); 17] = [
-    ("up down, j k", "choose a row; PgUp PgDn Home End"),
-    ("Enter", "a process: details; a line: the explanation of its word"),
-    ("Esc", "back"),
-    ("s  r", "sort by the next column; the other way round"),
-    ("/", "only processes with these words: user, command, pid, state, job, pod, gpu3"),
-    ("Tab", "of a process: rows are layers, structures, tags"),
-    ("d", "of a process on several devices: the next one"),
-    ("w", "of a process: a shorter time"),
-    ("a", "of a process: every name, however small"),
-    ("o g x i", "of a process: when memory ran out, growth, changes of Untrackable, iterations"),
-    ("e", "all words that are explained"),
-    ("p", "pause: the screen stays as it is"),
-    ("Ctrl-L", "draw everything again"),
-    ("q, Ctrl-C", "leave"),
-    ("", ""),
-    ("-", "unknown, which is never zero; ~ measured at another moment"),
-    ("", ""),
-];
-
-/// Draws the help: keys, signs, and the number of bytes written to the terminal.
-pub(crate) fn draw_help(screen: &mut Screen, (mut row, end): (usize, usize), written: &Written) {
-    for (key, what) in KEYS {
-        if row < end {
-            screen.put(row, 1, key, Style::BOLD);
-            screen.put(row, 16, what, Style::PLAIN);
-        }
-        row += 1;
-    }
-    for (what, (unicode, ascii), style) in PARTS {
-        if row < end {
-            let glyph = if screen.unicode { unicode } else { ascii };
-            let at = screen.put(row, 1, &glyph.to_string().repeat(2), style);
-            screen.put(row, at.max(16), what, Style::PLAIN);
-        }
-        row += 1;
-    }
-    if row < end {
-        let text = format!("written: {} bytes for the last change, {} in all", written.last, written.all);
-        screen.put(row, 1, &text, Style::DIM);
-    }
 }

@@ -1,17 +1,25 @@
 //! The view of one process: a chart of its memory over time, a table of its memory by category, and sentences of its report.
 
-use super::history::{self, History, Layer, LayerKind};
+use super::history::{self, Chart, History, Layer, LayerKind};
 use super::keys::Key;
-use super::screen::{BLUE, RED, Screen, Style, YELLOW, amount_bar, columns, spark};
+use super::widgets::{
+    BLUE, BOLD, DIM, Look, PLAIN, RED, SELECTED, Scroll, YELLOW, amount_bar, draw_text, length, spark, wrap,
+};
 use crate::client::RunReply;
 use gpumem_model::run::{Clock, Run, State};
 use gpumem_model::units::Unit;
 use gpumem_report::explain::{self, explain, is_known};
-use gpumem_report::panel::{Panel, Table, course, panel};
+use gpumem_report::panel::{self, Panel, course, panel};
 use gpumem_report::rules::Groupings;
-use gpumem_report::table::shorten;
+use gpumem_report::table::{shorten, width as width_of};
 use gpumem_report::text::{escape, wrapped};
 use gpumem_report::{Composition, GroupBy, Part, Report, growth, iterations, oom, steps};
+use ratatui_core::buffer::Buffer;
+use ratatui_core::layout::{Constraint, Layout, Rect};
+use ratatui_core::style::Style;
+use ratatui_core::text::{Line, Span, Text};
+use ratatui_core::widgets::{StatefulWidget, Widget};
+use ratatui_widgets::table::{Cell, Row, Table, TableState};
 
 /// Times in seconds that the chart shows, up to now; `None` is the whole run. The key `w` cycles through them.
 const WINDOWS_S: [Option<u64>; 5] = [None, Some(3600), Some(600), Some(120), Some(30)];
@@ -20,15 +28,18 @@ const GROUPINGS: [GroupBy; 3] = [GroupBy::Layer, GroupBy::Structure, GroupBy::Ta
 /// Maximum number of categories in the table.
 const CATEGORIES: usize = 12;
 /// Maximum height of the chart in rows.
-const CHART_ROWS: usize = 10;
+const CHART_ROWS: u16 = 10;
 /// Rows below which there is no room for the chart; a sparkline takes its place.
-const CHART_FROM: usize = 16;
+const CHART_FROM: u16 = 16;
+/// Minimum width of a name, and maximum width of a note.
+const LEAST_NAME: usize = 14;
+const NOTE_WIDTH: usize = 16;
+/// Minimum width of a row's bar, with the blanks between columns.
+const LEAST_BAR: usize = 22;
 
-/// A line of the view below the chart.
+/// A row below the chart.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Line {
-    Blank,
-    Head,
+enum Item {
     /// The row with this index in the table.
     Row(usize),
     /// A line of a sentence, and the word that `explain` explains for it.
@@ -56,19 +67,16 @@ pub(crate) struct Process {
     panel: Panel,
     layers: Vec<Layer>,
     history: History,
-    /// Indices of the selected line and of the first visible line.
-    selected: usize,
-    first: usize,
-    width: usize,
-    /// Number of lines below the chart that fit on the screen.
-    page: usize,
-    /// A text that is shown in place of the view, and the index of its first visible line.
-    text: Option<(String, usize)>,
+    /// Rows below the chart, for the width of the screen.
+    items: Vec<Item>,
+    scroll: Scroll,
+    /// A text that is shown in place of the view, and the position in it.
+    text: Option<(String, Scroll)>,
 }
 
 impl Process {
     pub(crate) fn new(pid: u32) -> Self {
-        Process { pid, selected: 1, width: 80, page: 1, ..Process::default() }
+        Process { pid, ..Process::default() }
     }
 
     /// Updates the view from a reply of the daemon.
@@ -109,19 +117,14 @@ impl Process {
 
     /// Handles a key. Returns whether the key has an effect in this view.
     pub(crate) fn key(&mut self, key: Key) -> bool {
-        if let Some((text, first)) = &mut self.text {
-            let last = text.lines().count().saturating_sub(self.page);
-            match key.step(self.page) {
-                Some(by) => *first = first.saturating_add_signed(by).min(last),
-                None if matches!(key, Key::Escape | Key::Enter | Key::Left) => self.text = None,
-                None => return false,
-            }
+        let Some((_, scroll)) = &mut self.text else {
+            return self.scroll.key(key) || self.command(key);
+        };
+        if matches!(key, Key::Escape | Key::Enter | Key::Left) {
+            self.text = None;
             return true;
         }
-        let Some(by) = key.step(self.page) else { return self.command(key) };
-        let last = self.lines(self.width).len().saturating_sub(1);
-        self.selected = self.selected.saturating_add_signed(by).min(last);
-        true
+        scroll.key(key)
     }
 
     fn command(&mut self, key: Key) -> bool {
@@ -157,15 +160,14 @@ impl Process {
         true
     }
 
-    /// Returns the word to explain for the selected line.
+    /// Returns the word to explain for the selected row.
     fn word(&self) -> Option<String> {
-        match self.lines(self.width).get(self.selected)? {
-            Line::Row(number) => {
+        match self.items.get(self.scroll.position)? {
+            Item::Row(number) => {
                 let row = self.table()?.rows.get(*number)?;
                 Some(if row.part == Part::Used { "used".to_owned() } else { row.name.clone() })
             }
-            Line::Sentence(_, _, word) => word.clone(),
-            Line::Blank | Line::Head => None,
+            Item::Sentence(_, _, word) => word.clone(),
         }
     }
 
@@ -173,193 +175,185 @@ impl Process {
     fn show(&mut self, text: impl Fn(&Report<'_>) -> String) {
         let Some(run) = &self.run else { return };
         let text = text(&report(run, self.id.as_ref(), self.by));
-        self.text = (!text.is_empty()).then_some((text, 0));
+        self.text = (!text.is_empty()).then(|| (text, Scroll::default()));
     }
 
-    /// Returns the number of rows that the whole view needs.
-    pub(crate) fn height(&self, width: usize) -> usize {
-        3 + CHART_ROWS + self.panel.warnings.len() * 2 + self.lines(width).len()
+    /// Returns the number of rows that are enough for the whole view.
+    pub(crate) fn height(&self, area: Rect) -> usize {
+        8 + self.panel.warnings.len() * 2 + usize::from(CHART_ROWS) + self.items(area).len()
     }
 
-    fn table(&self) -> Option<&Table> {
+    fn table(&self) -> Option<&panel::Table> {
         self.panel.devices.get(self.device)
     }
 
-    /// Returns all lines below the chart.
-    fn lines(&self, width: usize) -> Vec<Line> {
-        let mut lines = Vec::new();
-        let mut sentences: Vec<(&String, Style)> = Vec::new();
+    /// Returns all rows below the chart.
+    fn items(&self, area: Rect) -> Vec<Item> {
+        let mut items = Vec::new();
+        let mut sentences: Vec<(&str, Style)> = Vec::new();
         if let Some(table) = self.table() {
-            lines.push(Line::Head);
-            lines.extend((0..table.rows.len()).map(Line::Row));
-            lines.push(Line::Blank);
-            sentences.extend(table.facts.iter().map(|text| (text, Style::PLAIN)));
+            items.extend((0..table.rows.len()).map(Item::Row));
+            sentences.push(("", PLAIN));
+            sentences.extend(table.facts.iter().map(|text| (text.as_str(), PLAIN)));
         }
-        sentences.extend(self.panel.coverage.iter().map(|text| (text, Style::PLAIN)));
-        sentences.extend(self.panel.tail.iter().map(|text| (text, Style::DIM)));
+        sentences.extend(self.panel.coverage.iter().map(|text| (text.as_str(), PLAIN)));
+        sentences.extend(self.panel.tail.iter().map(|text| (text.as_str(), DIM)));
         for (text, style) in sentences {
             let word = text.split(':').next().filter(|word| text.len() > word.len() && is_known(word));
-            let line = |line| Line::Sentence(line, style, word.map(str::to_owned));
-            lines.extend(wrapped(text, Some(width)).into_iter().map(line));
+            let item = |line| Item::Sentence(line, style, word.map(str::to_owned));
+            items.extend(wrapped(text, Some(area.width.into())).into_iter().map(item));
         }
-        lines
+        items
     }
 
-    /// Draws the view in the rows from `row` to before `end`.
-    pub(crate) fn draw(&mut self, screen: &mut Screen, (mut row, end): (usize, usize), is_live: bool) {
-        if let Some((text, first)) = &self.text {
-            self.page = end.saturating_sub(row).max(1);
-            let width = screen.width;
-            let lines = text.lines().flat_map(|line| wrap_line(line, width));
-            for line in lines.skip(*first).take(end.saturating_sub(row)) {
-                screen.put(row, 0, &line, Style::PLAIN);
-                row += 1;
-            }
-            return;
+    /// Draws the view.
+    pub(crate) fn draw(&mut self, area: Rect, frame: &mut Buffer, look: Look) {
+        // A scroll bar takes the last column.
+        let inner = Rect { width: area.width.saturating_sub(1), ..area };
+        if let Some((text, scroll)) = &mut self.text {
+            let lines = text.lines().flat_map(|line| wrap_line(line, inner.width.into()));
+            return draw_text(&lines.map(Line::from).collect::<Vec<_>>(), scroll, area, frame, look);
         }
+        let heading = self.heading(area);
+        let [of_heading, rest] = Layout::vertical([length(heading.len()), Constraint::Fill(1)]).areas(area);
+        Text::from(heading).render(of_heading, frame);
+        let Some(run) = &self.run else { return };
+        let rest = self.draw_chart(rest, run.clock, frame, look);
+        self.items = self.items(if look.is_live { inner } else { area });
+        self.draw_items(rest, frame, look);
+    }
+
+    /// Returns the lines above the chart: the process, and what limits its numbers.
+    fn heading(&self, area: Rect) -> Vec<Line<'static>> {
+        let mut lines = Vec::new();
+        let mut add = |text: &str, limit: usize, style: Style| lines.extend(wrap(text, area, limit, style));
         if let Some(error) = &self.error {
-            screen.put_wrapped(&mut row, error, usize::MAX, Style::bold(RED));
+            add(error, usize::MAX, BOLD.fg(RED));
         }
         let Some(run) = &self.run else {
             if self.error.is_none() {
-                screen.put(row, 0, "asking ...", Style::DIM);
+                add("asking ...", 1, DIM);
             }
-            return;
+            return lines;
         };
-        screen.put_wrapped(&mut row, &self.panel.heading, 2, Style::BOLD);
-        for warning in &self.panel.warnings {
-            screen.put_wrapped(&mut row, warning, 2, Style::bold(YELLOW));
-        }
+        add(&self.panel.heading, 2, BOLD);
+        self.panel.warnings.iter().for_each(|warning| add(warning, 2, BOLD.fg(YELLOW)));
         if run.state != State::Open {
-            let text = "the process has ended: these are its last numbers";
-            screen.put_wrapped(&mut row, text, 2, Style::bold(YELLOW));
+            add("the process has ended: these are its last numbers", 2, BOLD.fg(YELLOW));
         }
         if self.panel.devices.len() > 1 {
             let title = self.table().map_or("", |table| table.title.as_str());
             let (number, count) = (self.device + 1, self.panel.devices.len());
-            let text = format!("device {number} of {count} (d: the next): {title}");
-            screen.put_wrapped(&mut row, &text, 2, Style::PLAIN);
+            add(&format!("device {number} of {count} (d: the next): {title}"), 2, PLAIN);
         }
-        row = self.draw_chart(screen, (row, end), run.clock);
-        let lines = self.lines(screen.width);
-        let page = end.saturating_sub(row);
-        let selected = self.selected.min(lines.len().saturating_sub(1));
-        let first = self.first.min(selected).max((selected + 1).saturating_sub(page));
-        let signs = self.signs(screen);
-        for (index, line) in lines.iter().enumerate().skip(first).take(page) {
-            let place = row + index - first;
-            match (line, self.table()) {
-                (Line::Sentence(text, style, _), _) => _ = screen.put(place, 0, text, *style),
-                (Line::Head, Some(table)) => self.draw_row(screen, place, table, None, &signs),
-                (Line::Row(row), Some(table)) => self.draw_row(screen, place, table, Some(*row), &signs),
-                _ => {}
-            }
-            if is_live && index == selected {
-                screen.highlight(place);
-            }
-        }
-        let below = lines.len().saturating_sub(first + page);
-        if is_live && below > 0 {
-            let text = format!(" {below} more lines ");
-            screen.put_before(end.saturating_sub(1), screen.width, &text, Style::REVERSE);
-        }
-        (self.page, self.first, self.width, self.selected) = (page.max(1), first, screen.width, selected);
+        lines
     }
 
-    /// Draws the chart, as high as there is room for. Returns the next free row.
-    fn draw_chart(&self, screen: &mut Screen, (row, end): (usize, usize), clock: Clock) -> usize {
-        let room = end.saturating_sub(row);
+    /// Draws the chart, as high as there is room for. Returns the rest of the area.
+    fn draw_chart(&self, area: Rect, clock: Clock, frame: &mut Buffer, look: Look) -> Rect {
         let window = WINDOWS_S.get(self.window).copied().flatten();
         let Some((from, to)) = self.history.span(window.map(|seconds| seconds * 1_000_000_000)) else {
-            return row;
+            return area;
         };
-        let drawn = self.history.columns((from, to), screen.width);
-        let highest = drawn.iter().flatten().map(|composition| composition.total()).max().unwrap_or(0);
-        let unit = Unit::for_largest(highest);
+        let height = if area.height < CHART_FROM { 1 } else { (area.height / 4).clamp(3, CHART_ROWS) };
+        let heights = [Constraint::Length(1), Constraint::Length(height), Constraint::Fill(1)];
+        let [of_caption, of_chart, rest] = Layout::vertical(heights).areas(area);
+        let columns = self.history.columns((from, to), area.width.into());
+        let max_bytes = columns.iter().flatten().map(|composition| composition.total()).max().unwrap_or(0);
+        let unit = Unit::for_largest(max_bytes);
         let window = window.map(|seconds| format!(" of {seconds} s")).unwrap_or_default();
-        let (top, unit, from, to) = (unit.amount(highest), unit.name, clock.time(from), clock.time(to));
-        let text = format!("tracked over time, 0 to {top} {unit}, {from} to {to}{window}");
-        screen.put(row, 0, &text, Style::DIM);
-        if room < CHART_FROM {
+        let (top, unit, from, to) = (unit.amount(max_bytes), unit.name, clock.time(from), clock.time(to));
+        let caption = format!("tracked over time, 0 to {top} {unit}, {from} to {to}{window}");
+        Line::styled(caption, DIM).render(of_caption, frame);
+        if height == 1 {
             let value = |composition: &Composition| u64::try_from(composition.total()).unwrap_or(0);
-            let values: Vec<Option<u64>> = drawn.iter().map(|point| point.map(value)).collect();
-            screen.put(row + 1, 0, &spark(&values, screen.unicode), Style::of(BLUE));
-            return row + 2;
+            let values: Vec<Option<u64>> = columns.iter().map(|point| point.map(value)).collect();
+            Line::styled(spark(&values, look), BLUE).render(of_chart, frame);
+        } else {
+            Chart { columns: &columns, layers: &self.layers, max_bytes, look }.render(of_chart, frame);
         }
-        let height = (room / 4).clamp(3, CHART_ROWS);
-        history::draw(screen, (row + 1, 0), height, &drawn, &self.layers, highest);
-        row + 1 + height
+        rest
     }
 
-    /// Returns for each row of the table the character and style of its layer in the chart, if it has one.
-    fn signs(&self, screen: &Screen) -> Vec<Option<(String, Style)>> {
-        let Some(table) = self.table() else { return Vec::new() };
+    /// Draws the table of the device and the sentences, with a selection.
+    fn draw_items(&mut self, area: Rect, frame: &mut Buffer, look: Look) {
+        let none = panel::Table::default();
+        let table = self.panel.devices.get(self.device).unwrap_or(&none);
+        let headed = usize::from(self.table().is_some());
+        let visible =
+            self.scroll.visible_rows(self.items.len(), usize::from(area.height).saturating_sub(headed));
+        let area = self.scroll.draw_bar(area, frame, look);
+        let widest = |of: &dyn Fn(&panel::Row) -> usize| table.rows.iter().map(of).max().unwrap_or(0);
+        let amount = |column: usize| {
+            widest(&|row| width_of(&row.cells[column])).max(width_of(&table.heads[0][column]))
+        };
+        let (last, peak, note) = (amount(0), amount(1), widest(&|row| width_of(&row.note)).min(NOTE_WIDTH));
+        let names = usize::from(area.width).saturating_sub(last + peak + note + LEAST_BAR);
+        let name =
+            widest(&|row| 1 + row.depth + width_of(&row.name)).clamp(LEAST_NAME, names.clamp(LEAST_NAME, 60));
+        let widths = [length(name), length(last), length(peak), Constraint::Fill(1), length(note)];
+        let [.., of_bar, _] = Layout::horizontal(widths).spacing(2).areas::<5>(area);
+        let whole = table.rows.iter().filter_map(|row| row.bytes[0]).max().unwrap_or(0);
+        let row = |item: &Item| match item {
+            Item::Sentence(text, style, _) => {
+                Row::new([Cell::from(text.clone()).column_span(5)]).style(*style)
+            }
+            Item::Row(number) => {
+                let Some(row) = table.rows.get(*number) else { return Row::default() };
+                let sign = self.sign(row, look);
+                let bar_style = sign.as_ref().map_or(DIM, |sign| sign.style);
+                let bar = row.bytes[0].map(|bytes| amount_bar(bytes, whole, of_bar.width, look));
+                let amount = |column: usize| Line::from(row.cells[column].clone()).right_aligned();
+                let [last, peak] = [0, 1].map(amount);
+                let cells = [
+                    name_line(row, sign, name),
+                    last,
+                    peak,
+                    Line::styled(bar.unwrap_or_default(), bar_style),
+                    Line::styled(row.note.clone(), DIM),
+                ];
+                Row::new(cells).style(if row.depth == 0 { BOLD } else { PLAIN })
+            }
+        };
+        let rows: Vec<Row> = self.items.get(visible.clone()).unwrap_or_default().iter().map(row).collect();
+        let mut drawn = Table::new(rows, widths).column_spacing(2).row_highlight_style(SELECTED);
+        if headed > 0 {
+            drawn = drawn.header(self.header(table));
+        }
+        let selected = self.scroll.position.checked_sub(visible.start).filter(|_| look.is_live);
+        StatefulWidget::render(drawn, area, frame, &mut TableState::new().with_selected(selected));
+    }
+
+    fn header(&self, table: &panel::Table) -> Row<'static> {
+        let by = match self.shown_by {
+            Some(GroupBy::Structure) => "by structure",
+            Some(GroupBy::Tag) => "by tag",
+            Some(GroupBy::Layer) | None => "by layer",
+        };
+        let [last, peak] = table.heads[0].clone().map(|head| Line::from(head).right_aligned());
+        let unit = Line::from(format!("{}, {by}", table.unit));
+        Row::new([unit, last, peak, Line::styled("share of used", DIM)]).style(BOLD)
+    }
+
+    /// Returns the character and the style of a row's layer in the chart, if it has one.
+    fn sign(&self, row: &panel::Row, look: Look) -> Option<Span<'static>> {
         let find = |kind: LayerKind| self.layers.iter().find(|layer| layer.kind == kind);
-        let layer = |row: &gpumem_report::panel::Row| match row.part {
+        let layer = match row.part {
             Part::Category => find(LayerKind::Category(row.name.clone())).or_else(|| find(LayerKind::Rest)),
             Part::Others => find(LayerKind::Rest),
             Part::PoolIdle => find(LayerKind::PoolIdle),
             Part::Opaque => find(LayerKind::Opaque),
             _ => None,
         };
-        table.rows.iter().map(|row| layer(row).map(|layer| layer.sign(screen))).collect()
+        layer.map(|layer| layer.sign(look))
     }
+}
 
-    /// Draws a row of the table, or its headings if `number` is `None`.
-    fn draw_row(
-        &self,
-        screen: &mut Screen,
-        place: usize,
-        table: &Table,
-        number: Option<usize>,
-        signs: &[Option<(String, Style)>],
-    ) {
-        let width = |column: usize| {
-            let cells = table.rows.iter().map(|row| columns(&row.cells[column]));
-            cells.chain([columns(&table.heads[0][column])]).max().unwrap_or(0)
-        };
-        let widths = [width(0), width(1)];
-        let notes = table.rows.iter().map(|row| columns(&row.note)).max().unwrap_or(0).min(16);
-        let amounts = widths[0] + widths[1] + 4;
-        let longest = table.rows.iter().map(|row| row.depth + columns(&row.name)).max().unwrap_or(0) + 2;
-        let names = longest.clamp(14, 14.max(screen.width.saturating_sub(amounts + notes + 18).min(60)));
-        let put = |screen: &mut Screen, cells: &[String; 2], style: Style| {
-            let first = names + 2 + widths[0];
-            let second = first + 2 + widths[1];
-            screen.put_before(place, first, &cells[0], style);
-            screen.put_before(place, second, &cells[1], style);
-            second + 1
-        };
-        let Some((row, sign)) = number.and_then(|number| Some((table.rows.get(number)?, signs.get(number)?)))
-        else {
-            let by = match self.shown_by {
-                Some(GroupBy::Structure) => "by structure",
-                Some(GroupBy::Tag) => "by tag",
-                Some(GroupBy::Layer) | None => "by layer",
-            };
-            screen.put_within(place, 0, names, &format!("{}, {by}", table.unit), Style::BOLD);
-            let at = put(screen, &table.heads[0], Style::BOLD);
-            screen.put(place, at + 1, "share of used", Style::DIM);
-            return;
-        };
-        if let Some((sign, style)) = sign {
-            screen.put(place, 0, sign, *style);
-        }
-        let style = if row.depth == 0 { Style::BOLD } else { Style::PLAIN };
-        let from = 1 + row.depth;
-        let room = names.saturating_sub(from);
-        // If a path is too long, its end is kept, which is more specific.
-        let name = if row.name.contains('/') { shorten(&row.name, room, true) } else { row.name.clone() };
-        screen.put_within(place, from, names, &name, style);
-        let at = put(screen, &row.cells, style) + 1;
-        let bars_end = screen.width.saturating_sub(notes + 1);
-        let whole = table.rows.iter().filter_map(|row| row.bytes[0]).max().unwrap_or(0);
-        if let Some(bytes) = row.bytes[0].filter(|_| bars_end > at + 4) {
-            let style = sign.as_ref().map_or(Style::DIM, |(_, style)| *style);
-            screen.put(place, at, &amount_bar(bytes, whole, bars_end - at, screen.unicode), style);
-        }
-        screen.put(place, bars_end.max(at) + 1, &row.note, Style::DIM);
-    }
+/// Returns the sign of a row's layer and the row's name, indented. If a path is too long, its end is kept, which is more specific.
+fn name_line(row: &panel::Row, sign: Option<Span<'static>>, columns: usize) -> Line<'static> {
+    let room = columns.saturating_sub(1 + row.depth);
+    let name = if row.name.contains('/') { shorten(&row.name, room, true) } else { row.name.clone() };
+    Line::from_iter([sign.unwrap_or_else(|| " ".into()), Span::from(" ".repeat(row.depth) + &name)])
 }
 
 fn report<'r>(run: &'r Run, id: Option<&String>, by: Option<GroupBy>) -> Report<'r> {
@@ -373,7 +367,7 @@ fn report<'r>(run: &'r Run, id: Option<&String>, by: Option<GroupBy>) -> Report<
 fn wrap_line(line: &str, width: usize) -> Vec<String> {
     let words = line.trim_start();
     let inset = &line[..line.len() - words.len()];
-    if columns(line) <= width || words.contains("  ") {
+    if width_of(line) <= width || words.contains("  ") {
         return vec![escape(line)];
     }
     let lines = wrapped(words, Some(width.saturating_sub(inset.len())));

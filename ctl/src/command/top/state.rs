@@ -3,9 +3,10 @@
 use super::events::Reply;
 use super::keys::Key;
 use super::list::List;
-use super::overview;
+use super::paint::Written;
 use super::process::Process;
-use super::screen::{RED, Screen, Style, Written, YELLOW, columns};
+use super::widgets::{BOLD, DIM, Look, PLAIN, RED, Scroll, YELLOW, draw_text, length, wrap};
+use super::{help, overview};
 use crate::args::Top as Args;
 use crate::command::ps;
 use crate::command::report::processes;
@@ -13,6 +14,10 @@ use gpumem_model::control::Ps;
 use gpumem_model::units::plural;
 use gpumem_report::text::escape;
 use jiff::Zoned;
+use ratatui_core::buffer::Buffer;
+use ratatui_core::layout::{Constraint, Layout, Rect};
+use ratatui_core::text::{Line, Span, Text};
+use ratatui_core::widgets::Widget;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
@@ -46,9 +51,9 @@ pub(crate) struct State {
     view: View,
     /// The view from which help was opened.
     before_help: View,
+    /// Position in the help.
+    help: Scroll,
     paused: bool,
-    /// Number of the list's rows that fit on the screen.
-    page: usize,
     /// Pid of the process to request from now on, if it changed; the inner `None` requests no process.
     pub request: Option<Option<u32>>,
     pub written: Written,
@@ -61,7 +66,6 @@ impl State {
             interval: args.interval,
             process: args.pid.map(Process::new),
             view: if args.pid.is_some() { View::Process } else { View::List },
-            page: 1,
             ..State::default()
         }
     }
@@ -96,12 +100,15 @@ impl State {
 
     /// Handles a key. Returns what the main loop does, if anything.
     pub(crate) fn key(&mut self, key: Key) -> Option<Action> {
-        if self.view == View::List && self.list.key(key, self.ps.as_ref(), self.page) {
+        if self.view == View::List && self.list.key(key, self.ps.as_ref()) {
             return None;
         }
         if let (View::Process, Some(process)) = (self.view, &mut self.process)
             && process.key(key)
         {
+            return None;
+        }
+        if self.view == View::Help && self.help.key(key) {
             return None;
         }
         match (key, self.view) {
@@ -110,7 +117,9 @@ impl State {
             (Key::Char('?' | 'h') | Key::Escape | Key::Enter | Key::Left, View::Help) => {
                 self.view = self.before_help
             }
-            (Key::Char('?' | 'h'), view) => (self.view, self.before_help) = (View::Help, view),
+            (Key::Char('?' | 'h'), view) => {
+                (self.view, self.before_help, self.help) = (View::Help, view, Scroll::default());
+            }
             (Key::Char('p'), _) => self.paused = !self.paused,
             (Key::Enter | Key::Right, View::List) => self.open_process(),
             (Key::Escape | Key::Left | Key::Backspace, View::Process) => {
@@ -130,64 +139,85 @@ impl State {
         }
     }
 
-    /// Returns the number of rows that the whole view needs.
-    pub(crate) fn height(&self, width: usize) -> usize {
+    /// Returns the number of rows that are enough for the whole view.
+    pub(crate) fn height(&self, area: Rect) -> usize {
         match &self.process {
-            Some(process) => 1 + process.height(width),
+            Some(process) => 1 + process.height(area),
             None => 1 + self.ps.as_ref().map_or(1, overview::height),
         }
     }
 
-    /// Draws the current view. A frame that is not live has no selection and no line of keys.
-    pub(crate) fn draw(&mut self, screen: &mut Screen, is_live: bool) {
-        self.draw_title(screen);
-        let mut row = 1;
-        if let Some((since, why)) = &self.outage {
-            let (seconds, why) = (since.elapsed().as_secs(), why.replace('\n', " "));
-            let text = format!("no answer for {seconds} s, trying again: {why}");
-            screen.put_wrapped(&mut row, &text, 3, Style::bold(RED));
-        }
-        let end = screen.height.saturating_sub(usize::from(is_live));
+    /// Draws the current view.
+    pub(crate) fn draw(&mut self, area: Rect, frame: &mut Buffer, look: Look) {
+        let outage: Vec<Line> = self.outage.iter().flat_map(|outage| outage_lines(outage, area)).collect();
+        let rows = [length(1), length(outage.len()), Constraint::Fill(1), length(look.is_live.into())];
+        let [of_title, of_outage, of_view, of_keys] = Layout::vertical(rows).areas(area);
+        self.draw_title(of_title, frame);
+        Text::from(outage).render(of_outage, frame);
         match (self.view, &self.ps) {
-            (View::Help, _) => overview::draw_help(screen, (row, end), &self.written),
+            (View::Help, _) => {
+                draw_text(&help::lines(look, &self.written), &mut self.help, of_view, frame, look)
+            }
             (View::Process, _) => {
                 if let Some(process) = &mut self.process {
-                    process.draw(screen, (row, end), is_live);
+                    process.draw(of_view, frame, look);
                 }
             }
-            (View::List, Some(ps)) => {
-                self.page = overview::draw(screen, ps, &self.list, (row, end), is_live).max(1)
-            }
-            (View::List, None) => _ = screen.put(row, 0, "asking ...", Style::DIM),
+            (View::List, Some(ps)) => overview::draw(ps, &mut self.list, of_view, frame, look),
+            (View::List, None) => Line::styled("asking ...", DIM).render(of_view, frame),
         }
-        if is_live {
-            self.draw_keys(screen, end);
+        if look.is_live {
+            self.keys_line(of_keys.width, look).render(of_keys, frame);
         }
+        look.apply(frame);
     }
 
-    fn draw_title(&self, screen: &mut Screen) {
-        let mut at = screen.put(0, 0, "gpumemctl top", Style::BOLD);
+    fn draw_title(&self, area: Rect, frame: &mut Buffer) {
+        let mut title = Line::styled("gpumemctl top", BOLD);
         if let Some(ps) = &self.ps {
             let pids: BTreeSet<u32> = ps.processes.iter().map(|process| process.pid).collect();
             let text = format!("  {}, {}", plural(ps.devices.len() as u64, "GPU"), processes(pids.len()));
-            at = screen.put(0, at, &text, Style::PLAIN);
+            title.push_span(Span::styled(text, PLAIN));
         }
         if self.paused {
-            at = screen.put(0, at, "  PAUSED", Style::bold(YELLOW));
+            title.push_span(Span::styled("  PAUSED", BOLD.fg(YELLOW)));
         }
-        let right = format!("{}  every {} s", self.updated_at, self.interval.as_secs_f64());
-        screen.put(0, screen.width.saturating_sub(columns(&right)).max(at + 2), &right, Style::DIM);
+        let text = format!("{}  every {} s", self.updated_at, self.interval.as_secs_f64());
+        let right = Line::styled(text, DIM).right_aligned();
+        let widths = [length(title.width() + 2), Constraint::Fill(1)];
+        let [of_title, of_right] = Layout::horizontal(widths).areas(area);
+        title.render(of_title, frame);
+        if right.width() <= of_right.width.into() {
+            right.render(of_right, frame);
+        }
     }
 
-    /// Draws the line with the most important keys, or with the filter that the user types.
-    fn draw_keys(&self, screen: &mut Screen, row: usize) {
+    /// Returns the line with the most important keys, or with the filter that the user types.
+    fn keys_line(&self, width: u16, look: Look) -> Line<'_> {
+        let filter = escape(&self.list.filter);
         if self.list.typing {
-            let at = screen.put(row, 0, "only with these words: ", Style::BOLD);
-            let at = screen.put(row, at, &escape(&self.list.filter), Style::PLAIN);
-            screen.put(row, at, if screen.unicode { "█" } else { "_" }, Style::PLAIN);
-            return;
+            let cursor = look.glyph(('█', '_'));
+            return Line::from_iter([
+                Span::styled("only with these words: ", BOLD),
+                format!("{filter}{cursor}").into(),
+            ]);
         }
-        let keys: &[(&str, &str)] = match self.view {
+        let mut line = Line::default();
+        if !filter.is_empty() && self.view == View::List {
+            line.push_span(Span::styled(format!("/{filter}  "), YELLOW));
+        }
+        for (key, effect) in self.keys() {
+            if line.width() + key.len() + 1 + effect.len() > width.into() {
+                break;
+            }
+            line.extend([Span::styled(*key, BOLD), Span::styled(format!(" {effect}  "), DIM)]);
+        }
+        line
+    }
+
+    /// Returns the most important keys of the view, with their effects.
+    fn keys(&self) -> &'static [(&'static str, &'static str)] {
+        match self.view {
             View::Help => &[("Esc", "back"), ("q", "leave")],
             View::Process => &[
                 ("Esc", "back"),
@@ -209,17 +239,12 @@ impl State {
                 ("/", "filter"),
                 ("p", "pause"),
             ],
-        };
-        let mut at = 0;
-        if !self.list.filter.is_empty() && self.view == View::List {
-            at = screen.put(row, at, &format!("/{}", escape(&self.list.filter)), Style::of(YELLOW)) + 2;
-        }
-        for (key, what) in keys {
-            if at + columns(key) + columns(what) + 1 > screen.width {
-                break;
-            }
-            at = screen.put(row, at, key, Style::BOLD);
-            at = screen.put(row, at + 1, what, Style::DIM) + 2;
         }
     }
+}
+
+/// Returns the lines on a daemon that does not answer: since when, and the reason.
+fn outage_lines((since, why): &(Instant, String), area: Rect) -> impl Iterator<Item = Line<'static>> {
+    let (seconds, why) = (since.elapsed().as_secs(), why.replace('\n', " "));
+    wrap(&format!("no answer for {seconds} s, trying again: {why}"), area, 3, BOLD.fg(RED))
 }
