@@ -1,7 +1,7 @@
 //! `gpumemctl` without a command: who holds the GPUs, the findings, and the next commands, in at most 25 lines.
 
 use super::ps::{self, DeviceAmounts};
-use super::top::device_cells;
+use super::top::{DEVICE_HEADS, device_cells};
 use crate::client::Daemon;
 use crate::exit::Unreachable;
 use crate::output::{print, width};
@@ -87,11 +87,17 @@ fn devices(ps: &Ps, terminal: Option<usize>) -> Vec<String> {
         return Vec::new();
     }
     let unit = ps::unit(ps);
-    let mut table = Table::new([Align::Left, Align::Left, Align::Right, Align::Right, Align::Right]);
-    let heads = ["GPU", "", "USED", "FREE", "SIZE"];
+    let rows: Vec<[String; 7]> =
+        (0..ps.devices.len().min(DEVICES)).map(|index| device_cells(ps, index, unit)).collect();
+    // Figures that NVML has for no device get no column.
+    let filled: Vec<usize> =
+        (0..7).filter(|column| rows.iter().any(|cells| !cells[*column].is_empty())).collect();
+    let align = |column: &usize| if *column < 2 { Align::Left } else { Align::Right };
+    let mut table = Table::new(filled.iter().map(align).collect::<Vec<_>>());
+    let heads = filled.iter().map(|column| DEVICE_HEADS[*column]);
     table.row_with_note(heads, &format!("{}, largest processes", unit.name));
-    for index in 0..ps.devices.len().min(DEVICES) {
-        table.row_with_note(device_cells(ps, index, unit), &holders(ps, index, unit));
+    for (index, cells) in rows.iter().enumerate() {
+        table.row_with_note(filled.iter().map(|column| cells[*column].clone()), &holders(ps, index, unit));
     }
     let columns = terminal.map_or(usize::MAX, |terminal| table.width().max(terminal));
     let mut lines: Vec<String> = table.lines().iter().map(|line| cut(line, columns).to_owned()).collect();

@@ -52,6 +52,8 @@ pub(super) const LEFT: [bool; 8] = [true, false, true, true, false, false, false
 
 /// Minimum number of columns for a command. Hints after it are cut if the terminal is narrower.
 const LEAST_COMMAND: usize = 12;
+/// Minimum number of visible columns of the hints, such as `(why: doct`.
+const LEAST_HINTS: usize = 10;
 
 /// A row of the table: a cell for each of [`HEADS`], the process's age, its command, and hints in parentheses.
 #[derive(Default)]
@@ -64,9 +66,14 @@ pub(super) struct Line {
 }
 
 impl Line {
-    /// Returns the command with its arguments, and the hints. The command is shortened so that both fit into `columns`.
+    /// Returns the command with its arguments, and the hints. The command is shortened so that both fit into `columns`; if too
+    /// little of the hints would be visible, they are left out.
     pub(super) fn note(&self, columns: usize) -> String {
-        let room = columns.saturating_sub(width_of(&self.hints) + 1).max(LEAST_COMMAND);
+        let hints = width_of(&self.hints);
+        if columns < LEAST_COMMAND + 1 + hints.min(LEAST_HINTS) && !self.command.is_empty() {
+            return command_line(&self.command, columns);
+        }
+        let room = columns.saturating_sub(hints + 1).max(LEAST_COMMAND);
         let note = format!("{} {}", command_line(&self.command, room), self.hints);
         note.trim().to_owned()
     }
@@ -375,6 +382,18 @@ MiB; next: gpumemctl report PID
         assert!(text.lines().all(|line| width_of(line) <= 140), "{text}");
         ps.processes[1].start_ticks = Some(0);
         assert!(!table(&ps, None).contains("alice   late      71,204  69,918 8,648   1,286    -"));
+    }
+
+    #[test]
+    fn hints_that_would_be_cut_to_a_few_letters_are_left_out() {
+        let line = Line {
+            command: "/usr/bin/python train.py".into(),
+            hints: "(why: doctor 41873)".into(),
+            ..Line::default()
+        };
+        assert_eq!(line.note(40), "python train.py (why: doctor 41873)");
+        assert!(line.note(25).starts_with("python") && line.note(25).ends_with("(why: doctor 41873)"));
+        assert_eq!(line.note(16), "python train.py");
     }
 
     #[test]

@@ -13,6 +13,7 @@ pub use crate::labels::{command_line, exit, label, length_ns};
 pub use crate::lines::wrapped;
 pub(super) use facts::device_parts;
 pub use gpumem_model::escape::escape;
+pub use spark::{BLOCKS, sparkline};
 pub use table::PrintedRow;
 pub(super) use table::{Shown, has_older_reading, heads, note};
 

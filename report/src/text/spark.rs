@@ -12,7 +12,8 @@ const COLUMNS: usize = 60;
 const HEAD: &str = "over time ";
 /// Minimum number of columns of a drawing.
 const LEAST: usize = 8;
-const BLOCKS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+/// Characters that fill one to eight eighths of a cell from below.
+pub const BLOCKS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 /// Characters for terminals without Unicode, from low to high values.
 const PLAIN: [char; 8] = ['_', '.', '-', ':', '=', '+', '*', '#'];
 
@@ -43,12 +44,18 @@ pub(super) fn line(series: &Series, times: Times, width: Option<usize>, unicode:
     if columns.len() < LEAST || columns.iter().all(|bytes| *bytes == columns[0]) {
         return None;
     }
+    Some(format!("{HEAD}{}{scale}", sparkline(columns.into_iter().map(Some), most, unicode)))
+}
+
+/// Returns a character for each value of at most `most`; unknown values are blanks.
+pub fn sparkline(values: impl IntoIterator<Item = Option<i64>>, most: i64, unicode: bool) -> String {
     let glyphs = if unicode { BLOCKS } else { PLAIN };
-    let glyph = |bytes: i64| {
-        let step = (bytes.max(0) as f64 / most as f64 * glyphs.len() as f64).ceil() as usize;
+    let glyph = |value: Option<i64>| {
+        let Some(bytes) = value else { return ' ' };
+        let step = (bytes.max(0) as f64 / most.max(1) as f64 * glyphs.len() as f64).ceil() as usize;
         glyphs.get(step.saturating_sub(1)).copied().unwrap_or('?')
     };
-    Some(format!("{HEAD}{}{scale}", columns.into_iter().map(glyph).collect::<String>()))
+    values.into_iter().map(glyph).collect()
 }
 
 /// Returns the highest value in each of `count` equal intervals. An interval without buckets has the last known value.
@@ -94,6 +101,13 @@ mod tests {
                     .is_none_or(|line| line.starts_with(HEAD))
             );
         }
+    }
+
+    #[test]
+    fn a_sparkline_has_a_character_per_value() {
+        assert_eq!(sparkline([Some(0), Some(1), None, Some(4), Some(8)], 8, true), "▁▁ ▄█");
+        assert_eq!(sparkline([Some(8), Some(i64::MAX)], i64::MAX, false), "_#");
+        assert_eq!(sparkline([], 0, true), "");
     }
 
     #[test]

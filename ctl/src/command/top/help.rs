@@ -1,7 +1,6 @@
-//! The help: keys, signs, and the number of bytes written to the terminal.
+//! The keys: all of them with the signs, as the help; the most important ones of a view, as one line.
 
 use super::overview::PARTS;
-use super::paint::Written;
 use super::widgets::{BOLD, DIM, Look};
 use ratatui_core::style::Style;
 use ratatui_core::text::{Line, Span};
@@ -27,7 +26,14 @@ const KEYS: [(&str, &str); 17] = [
     ("", ""),
 ];
 
-pub(crate) fn lines(look: Look, written: &Written) -> Vec<Line<'static>> {
+/// The most important keys of the list, of a process, and of the help.
+pub(crate) const OF_LIST: &str = "? keys  q leave  Enter in depth  s sort  r reverse  / filter  p pause";
+pub(crate) const OF_PROCESS: &str =
+    "Esc back  ? keys  Tab rows  Enter explain  w time  a all  o oom  g growth  x Untrackable";
+pub(crate) const OF_HELP: &str = "Esc back  q leave";
+
+/// Returns the lines of the help.
+pub(crate) fn lines(look: Look) -> Vec<Line<'static>> {
     let line = |sign: String, style: Style, effect: &'static str| {
         Line::from_iter([Span::styled(format!(" {sign:15}"), style), effect.into()])
     };
@@ -35,6 +41,22 @@ pub(crate) fn lines(look: Look, written: &Written) -> Vec<Line<'static>> {
     let parts = PARTS
         .iter()
         .map(|(name, glyphs, style)| line(look.glyph(*glyphs).to_string().repeat(2), *style, name));
-    let count = format!(" written: {} bytes for the last change, {} in all", written.last, written.all);
-    keys.chain(parts).chain([Line::styled(count, DIM)]).collect()
+    keys.chain(parts).collect()
+}
+
+/// Adds to a line those of the keys that fit into `width` columns.
+pub(crate) fn add_keys(line: &mut Line<'_>, keys: &'static str, width: u16) {
+    for words in keys.split("  ") {
+        if line.width() + words.len() > width.into() {
+            break;
+        }
+        let (key, effect) = words.split_once(' ').unwrap_or((words, ""));
+        line.extend([Span::styled(key, BOLD), Span::styled(format!(" {effect}  "), DIM)]);
+    }
+}
+
+/// Returns the line in which the user types the filter.
+pub(crate) fn typed_line(filter: &str, look: Look) -> Line<'static> {
+    let cursor = look.glyph(('█', '_'));
+    Line::from_iter([Span::styled("only with these words: ", BOLD), format!("{filter}{cursor}").into()])
 }

@@ -1,7 +1,8 @@
 //! The chart of a process's memory over time: a stack of layers, one for each category, with a column for each interval of time.
 
-use super::widgets::{BLOCKS, GREY, Look};
+use super::widgets::{GREY, Look};
 use gpumem_report::Composition;
+use gpumem_report::text::BLOCKS;
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
 use ratatui_core::style::{Color, Stylize};
@@ -87,28 +88,17 @@ impl History {
     /// Returns the point with most memory in each of `count` equal intervals. An interval without points has the point before it.
     pub(crate) fn columns(&self, (from, to): (u64, u64), count: usize) -> Vec<Option<&Composition>> {
         let span = u128::from(to - from) + 1;
-        let mut columns: Vec<Option<&Composition>> = vec![None; count];
-        for (time_ns, composition) in self.points.range(from..=to) {
-            let index = u128::from(time_ns - from) * count as u128 / span;
-            let column = usize::try_from(index).ok().and_then(|index| columns.get_mut(index));
-            if let Some(column) = column
-                && column.is_none_or(|fullest| fullest.total() <= composition.total())
-            {
-                *column = Some(composition);
-            }
-        }
-        let last_before =
-            |end_ns: u64| self.points.range(..end_ns).next_back().map(|(_, composition)| composition);
-        let mut previous = last_before(from);
-        for (index, column) in columns.iter_mut().enumerate() {
-            if column.is_some() {
-                let end = span * (index as u128 + 1) / count.max(1) as u128;
-                previous = last_before(from + u64::try_from(end).unwrap_or(u64::MAX));
-            } else {
-                *column = previous;
-            }
-        }
-        columns
+        let edge = |index: usize| {
+            let ns = (span * index as u128).div_ceil(count.max(1) as u128);
+            from.saturating_add(u64::try_from(ns).unwrap_or(u64::MAX))
+        };
+        let fullest = |index: usize| {
+            let (start, end) = (edge(index), edge(index + 1));
+            let within = self.points.range(start..end).map(|(_, composition)| composition);
+            let before = || Some(self.points.range(..start).next_back()?.1);
+            within.max_by_key(|composition| composition.total()).or_else(before)
+        };
+        (0..count).map(fullest).collect()
     }
 }
 

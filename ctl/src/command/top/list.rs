@@ -4,7 +4,7 @@ use super::keys::Key;
 use super::widgets::Scroll;
 use gpumem_model::control::{ProcessRow, Ps};
 use gpumem_model::units::signed;
-use gpumem_report::text::escape;
+use gpumem_report::text::{escape, sparkline};
 use std::cmp::Ordering;
 use std::collections::{HashMap, VecDeque};
 
@@ -81,9 +81,11 @@ impl List {
         self.history = history;
     }
 
-    pub(crate) fn history(&self, ps: &Ps, process: &ProcessRow) -> Vec<Option<u64>> {
-        let values = self.history.get(&row_id(ps, process));
-        values.map(|values| values.iter().copied().collect()).unwrap_or_default()
+    /// Returns the used memory of a process in the last replies as a sparkline.
+    pub(crate) fn sparkline(&self, ps: &Ps, process: &ProcessRow, unicode: bool) -> String {
+        let values = self.history.get(&row_id(ps, process)).into_iter().flatten();
+        let values: Vec<Option<i64>> = values.map(|bytes| bytes.map(signed)).collect();
+        sparkline(values.iter().copied(), values.iter().flatten().max().copied().unwrap_or(0), unicode)
     }
 
     /// Returns the indices of the shown rows, in their order.

@@ -6,7 +6,7 @@
 //! list                the list of processes: filter, order, selection
 //! overview, help      view of all devices and processes; the keys
 //! process, history    view of one process; its memory over time
-//! widgets             bars, sparklines, scrolling, styles
+//! widgets             scrolling, texts, bars, styles
 //! paint               the bytes that update a terminal to show a frame
 //! keys, terminal      decoding of keys; setup of the terminal
 //! ```
@@ -31,7 +31,7 @@ use crate::client::Daemon;
 use crate::output::{print, size, unicode};
 use anyhow::{Result, anyhow};
 use events::{Event, Reply};
-pub(super) use overview::device_cells;
+pub(super) use overview::{DEVICE_HEADS, device_cells};
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
 use signal_hook::consts::signal::{SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGWINCH};
@@ -70,8 +70,7 @@ fn once(args: &Args, daemon: Daemon) -> Result<()> {
     }
     state.update(Reply { ps, process })?;
     let width = size().map_or(PIPED, |(width, _)| width);
-    let height = state.height(Rect::new(0, 0, width, u16::MAX));
-    let area = Rect::new(0, 0, width, u16::try_from(height).unwrap_or(u16::MAX));
+    let area = Rect::new(0, 0, width, u16::try_from(state.enough_rows()).unwrap_or(u16::MAX));
     let mut frame = Buffer::empty(area);
     state.draw(area, &mut frame, look(false));
     print(&paint::printed(&frame))
@@ -95,7 +94,6 @@ fn live(args: &Args) -> Result<()> {
         let mut frame = Buffer::empty(area);
         state.draw(area, &mut frame, look(true));
         let bytes = paint::changes(shown.as_ref(), &frame);
-        state.written.add(bytes.len());
         if !bytes.is_empty() && terminal.write(&bytes).is_err() {
             break Ok(Action::Quit); // the terminal is gone
         }

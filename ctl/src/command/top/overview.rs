@@ -1,9 +1,7 @@
 //! Draws the view of all devices and all processes.
 
 use super::list::{HISTORY, List};
-use super::widgets::{
-    BLUE, BOLD, CYAN, DIM, GREY, Look, PLAIN, Part, RED, SELECTED, YELLOW, bar, length, spark, wrap,
-};
+use super::widgets::{BLUE, BOLD, CYAN, DIM, GREY, Look, PLAIN, RED, SELECTED, YELLOW, length, wrap};
 use crate::command::node::{finding_line, is_problem};
 use crate::command::ps::{self, DeviceAmounts};
 use gpumem_model::control::{DeviceRow, ProcessRow, Ps};
@@ -12,7 +10,7 @@ use gpumem_report::table::width as width_of;
 use gpumem_report::text::escape;
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::{Constraint, Layout, Rect};
-use ratatui_core::style::{Modifier, Style};
+use ratatui_core::style::Style;
 use ratatui_core::text::{Line, Span, Text};
 use ratatui_core::widgets::{StatefulWidget, Widget};
 use ratatui_widgets::table::{Cell, Row, Table, TableState};
@@ -21,25 +19,66 @@ use ratatui_widgets::table::{Cell, Row, Table, TableState};
 const FINDINGS: usize = 3;
 const FINDING_ROWS: usize = 2;
 
-/// Returns the number of rows for all devices and processes, two rows of headings, and rows for the findings and for devices that
-/// only agents report.
-pub(crate) fn height(ps: &Ps) -> usize {
-    let findings = ps.findings.len().min(FINDINGS) * FINDING_ROWS + usize::from(ps.findings.len() > FINDINGS);
-    findings + ps.devices.len() + ps.processes.len() + usize::from(!ps.claims.is_empty()) + 2
+/// Minimum width of a terminal at which each process has a sparkline of its used memory.
+const SPARK_FROM: u16 = 110;
+
+/// Form of a table with fixed columns and a last one that takes the rest of the width.
+struct Form<const COLUMNS: usize> {
+    heads: [&'static str; COLUMNS],
+    /// Whether each column is aligned to the left.
+    left: [bool; COLUMNS],
+    /// Columns that a narrow terminal omits, in this order.
+    omitted_first: &'static [usize],
+    /// Column whose width is limited, and the limit.
+    limited: (usize, usize),
+    /// Minimum width of the last column.
+    least: usize,
 }
 
-/// Columns (indices in [`ps::HEADS`]) that a narrow terminal omits, in this order.
-const OMITTED_FIRST: [usize; 4] = [6, 2, 3, 7];
-/// Index of the column with the state of a process; then the column's maximum width.
+/// Headings of a device's columns.
+pub(crate) const DEVICE_HEADS: [&str; 7] = ["GPU", "", "UTIL", "POWER", "USED", "FREE", "SIZE"];
+const DEVICES: Form<7> = Form {
+    heads: DEVICE_HEADS,
+    left: [true, true, false, false, false, false, false],
+    omitted_first: &[3, 1, 2],
+    limited: (1, 24),
+    least: 8,
+};
+/// Column with the state of a process.
 const STATE: usize = 3;
-const STATE_WIDTH: usize = 14;
-/// Minimum width that is left for commands.
-const COMMAND_WIDTH: usize = 16;
-/// Minimum width of a terminal at which each process has a sparkline of its used memory.
-const SPARK_FROM: usize = 110;
+const PROCESSES: Form<8> = Form {
+    heads: ps::HEADS,
+    left: ps::LEFT,
+    omitted_first: &[6, 2, STATE, 7],
+    limited: (STATE, 14),
+    least: 16,
+};
 
-/// Minimum width of a device's bar, with the blanks between columns.
-const LEAST_BAR: usize = 25;
+impl<const COLUMNS: usize> Form<COLUMNS> {
+    /// Returns the columns that have contents and fit into `width`, and their widths.
+    fn columns(&self, rows: &[&[String; COLUMNS]], width: u16) -> (Vec<usize>, Vec<Constraint>) {
+        let widest = |column: usize| {
+            let cells = rows.iter().map(|cells| width_of(&cells[column])).max().unwrap_or(1);
+            let limit = if column == self.limited.0 { self.limited.1 } else { usize::MAX };
+            if cells == 0 { 0 } else { cells.max(self.heads[column].len()).min(limit) }
+        };
+        let mut shown: Vec<(usize, usize)> = (0..COLUMNS).map(|column| (column, widest(column))).collect();
+        shown.retain(|(_, width)| *width > 0);
+        for omitted in self.omitted_first {
+            if shown.iter().map(|(_, width)| width + 1).sum::<usize>() + self.least <= width.into() {
+                break;
+            }
+            shown.retain(|(column, _)| column != omitted);
+        }
+        shown.into_iter().map(|(column, width)| (column, length(width))).unzip()
+    }
+
+    /// Returns a cell of a column; numbers are aligned to the right.
+    fn cell(&self, column: usize, text: &str, style: Style) -> Cell<'static> {
+        let line = Line::from(Span::styled(text.to_owned(), style));
+        Cell::from(if self.left[column] { line } else { line.right_aligned() })
+    }
+}
 
 /// Parts of a device's bar: meaning, character with and without Unicode, style.
 pub(super) const PARTS: [(&str, (char, char), Style); 5] = [
@@ -101,27 +140,29 @@ fn devices(
     frame: &mut Buffer,
     look: Look,
 ) {
-    let heads = ["GPU", "", "USED", "FREE", "SIZE"].map(str::to_owned);
-    let lines: Vec<[String; 5]> = (0..ps.devices.len()).map(|index| device_cells(ps, index, unit)).collect();
-    let width = |column: usize| lines.iter().chain([&heads]).map(|cells| width_of(&cells[column])).max();
-    let [index, model, used, free, size] = [0, 1, 2, 3, 4].map(|column| width(column).unwrap_or(0));
-    // The model leaves at least this width for the bar, and for the blanks between columns.
-    let model = model.min(usize::from(area.width).saturating_sub(index + used + free + size + LEAST_BAR));
-    let widths =
-        [length(index), length(model), Constraint::Fill(1), length(used), length(free), length(size)];
-    let [_, _, of_bar, ..] = Layout::horizontal(widths).spacing(1).areas::<6>(area);
-    let row = |[index, model, used, free, size]: [String; 5], bar: Line<'static>| {
-        let [used, free, size] = [used, free, size].map(|amount| Line::from(amount).right_aligned());
-        Row::new([index.into(), model.into(), bar, used, free, size])
-    };
+    let lines: Vec<[String; 7]> = (0..ps.devices.len()).map(|index| device_cells(ps, index, unit)).collect();
+    let (columns, mut widths) = DEVICES.columns(&lines.iter().collect::<Vec<_>>(), area.width);
+    widths.push(Constraint::Fill(1));
+    let of_bar = last_width(&widths, area);
     let more = match ps.devices.len() - shown {
         0 => unit.name.to_owned(),
         more => format!("{}; {} more", unit.name, plural(more as u64, "GPU")),
     };
-    let header = row(heads, Line::styled(more, DIM)).style(BOLD);
-    let rows = lines.into_iter().enumerate().skip(first).take(shown);
-    let rows = rows.map(|(index, cells)| row(cells, device_bar(ps, index, chosen, of_bar.width, look)));
+    let head = |column: &usize| DEVICES.cell(*column, DEVICES.heads[*column], PLAIN);
+    let header = Row::new(columns.iter().map(head).chain([Line::styled(more, DIM).into()])).style(BOLD);
+    let row = |(index, cells): (usize, &[String; 7])| {
+        let bar = device_bar(ps, index, chosen, of_bar, look);
+        Row::new(
+            columns.iter().map(|column| DEVICES.cell(*column, &cells[*column], PLAIN)).chain([bar.into()]),
+        )
+    };
+    let rows = lines.iter().enumerate().skip(first).take(shown).map(row);
     Widget::render(Table::new(rows, widths).header(header), area, frame);
+}
+
+/// Returns the width of the last column.
+fn last_width(widths: &[Constraint], area: Rect) -> u16 {
+    Layout::horizontal(widths).spacing(1).split(area).last().map_or(0, |column| column.width)
 }
 
 /// Returns the bar of a device; a warning replaces it if the reading failed or is old.
@@ -136,25 +177,40 @@ fn device_bar(ps: &Ps, index: usize, chosen: Option<&ProcessRow>, width: u16, lo
     }
 }
 
-/// Returns index, model with utilisation and power, used, free and size of a device.
-pub(crate) fn device_cells(ps: &Ps, index: usize, unit: Unit) -> [String; 5] {
+/// Returns the cells of a device for [`DEVICE_HEADS`]; empty where NVML has no figure.
+pub(crate) fn device_cells(ps: &Ps, index: usize, unit: Unit) -> [String; 7] {
     let device = &ps.devices[index];
     let amount = |bytes: Option<u64>| bytes.map_or("-".to_owned(), |bytes| unit.amount(signed(bytes)));
     let free = DeviceAmounts::of(ps, index, unit).free.map_or("-".to_owned(), |steps| unit.print(steps));
-    let mut model = escape(&device.model).replace("NVIDIA ", "");
-    if device.unified {
-        model = format!("unified, {model}");
-    }
-    let load = [
-        device.utilization_percent.map(|percent| format!(" {percent} %")),
-        device.power_w.map(|watts| format!(" {watts} W")),
-    ];
-    model.extend(load.into_iter().flatten());
-    [device.index.to_string(), model, amount(device.used_bytes), free, amount(device.total_bytes)]
+    let model = escape(&device.model).replace("NVIDIA ", "");
+    [
+        device.index.to_string(),
+        if device.unified { format!("unified, {model}") } else { model },
+        device.utilization_percent.map(|percent| format!("{percent} %")).unwrap_or_default(),
+        device.power_w.map(|watts| format!("{watts} W")).unwrap_or_default(),
+        amount(device.used_bytes),
+        free,
+        amount(device.total_bytes),
+    ]
+}
+
+/// Returns a bar whose width stands for `whole` bytes: the bytes of the [`PARTS`] from the left. A part that is not empty gets at
+/// least one column if there is room.
+fn bar(width: u16, whole: i64, parts: &[i64; 5], look: Look) -> Line<'static> {
+    let width = usize::from(width);
+    let columns = |bytes: i64| (bytes as f64 / whole.max(1) as f64 * width as f64).round() as usize;
+    let (mut sum, mut at) = (0_i64, 0);
+    let span = |(bytes, (_, glyphs, style)): (&i64, (&str, (char, char), Style))| {
+        sum = sum.saturating_add((*bytes).max(0));
+        let from = at;
+        at = columns(sum).max(from + usize::from(*bytes > 0)).min(width);
+        Span::styled(look.glyph(glyphs).to_string().repeat(at - from), style)
+    };
+    parts.iter().zip(PARTS).map(span).collect()
 }
 
 /// Returns the [`PARTS`] of a device's bar. Processes have the bytes that NVML charges; unknown ones are in the unaccounted part.
-fn parts(ps: &Ps, index: usize, device: &DeviceRow, chosen: Option<&ProcessRow>) -> Vec<Part> {
+fn parts(ps: &Ps, index: usize, device: &DeviceRow, chosen: Option<&ProcessRow>) -> [i64; 5] {
     let processes = ps.processes.iter().filter(|process| process.device == index);
     let (mut own, mut others) = (0_i64, 0_i64);
     for process in processes {
@@ -166,15 +222,8 @@ fn parts(ps: &Ps, index: usize, device: &DeviceRow, chosen: Option<&ProcessRow>)
     let left = device.unaccounted_bytes.unwrap_or(left);
     // Unified memory that the rest of the host uses counts as the system's.
     let (unaccounted, rest_of_host) = if device.unified { (0, left) } else { (left, 0) };
-    let bytes = [
-        own,
-        others,
-        unaccounted,
-        device.system_bytes.map_or(rest_of_host, signed),
-        device.free_bytes.map_or(0, signed),
-    ];
-    let part = |(bytes, (_, glyphs, style))| Part { bytes, glyphs, style };
-    bytes.into_iter().zip(PARTS).map(part).collect()
+    let system = device.system_bytes.map_or(rest_of_host, signed);
+    [own, others, unaccounted, system, device.free_bytes.map_or(0, signed)]
 }
 
 /// Draws the table of processes.
@@ -183,35 +232,35 @@ fn processes(ps: &Ps, list: &mut List, unit: Unit, area: Rect, frame: &mut Buffe
     let visible = list.scroll.visible_rows(indices.len(), usize::from(area.height).saturating_sub(1));
     let area = list.scroll.draw_bar(area, frame, look);
     let lines = lines(ps, unit);
-    let has_spark = look.is_live && usize::from(area.width) >= SPARK_FROM;
-    let (shown, mut widths) = columns(&lines, area.width.into());
+    let has_spark = look.is_live && area.width >= SPARK_FROM;
+    let cells: Vec<&[String; 8]> = lines.iter().flatten().map(|line| &line.cells).collect();
+    let (columns, mut widths) = PROCESSES.columns(&cells, area.width);
     widths.extend(has_spark.then_some(length(HISTORY)));
     widths.push(Constraint::Fill(1));
-    let of_command = Layout::horizontal(&widths).spacing(1).split(area).last().map_or(0, |place| place.width);
+    let of_command = last_width(&widths, area);
     let head = |column: &usize| {
-        let style = if *column == list.order as usize { PLAIN.patch(Modifier::REVERSED) } else { PLAIN };
-        aligned(*column, ps::HEADS[*column].into(), style)
+        let is_order = *column == list.order as usize;
+        PROCESSES.cell(*column, ps::HEADS[*column], if is_order { SELECTED } else { PLAIN })
     };
     let mut command = Line::from("COMMAND");
-    if visible.len() < indices.len() {
-        let text = format!("  ({} to {} of {})", visible.start + 1, visible.end, indices.len());
+    let text = format!("  ({} to {} of {})", visible.start + 1, visible.end, indices.len());
+    if visible.len() < indices.len() && command.width() + text.len() <= of_command.into() {
         command.push_span(Span::styled(text, DIM));
     }
     let spark_head = has_spark.then(|| Cell::from("USED, LATELY"));
-    let header = Row::new(shown.iter().map(head).chain(spark_head).chain([command.into()])).style(BOLD);
+    let header = Row::new(columns.iter().map(head).chain(spark_head).chain([command.into()])).style(BOLD);
     let row = |index: &usize| {
         let (Some(Some(line)), Some(process)) = (lines.get(*index), ps.processes.get(*index)) else {
             return Row::default();
         };
         let cell = |column: &usize| {
             let is_unusual = *column == STATE && process.flags != ["covered"];
-            aligned(*column, line.cells[*column].clone(), if is_unusual { PLAIN.fg(YELLOW) } else { PLAIN })
+            PROCESSES.cell(*column, &line.cells[*column], if is_unusual { PLAIN.fg(YELLOW) } else { PLAIN })
         };
-        let spark =
-            has_spark.then(|| Cell::from(Line::styled(spark(&list.history(ps, process), look), BLUE)));
+        let spark = has_spark.then(|| Line::styled(list.sparkline(ps, process, look.unicode), BLUE).into());
         let owner = owner(process).map(|owner| Span::styled(format!("  {owner}"), DIM));
         let command = Line::from_iter([Span::from(line.note(of_command.into()))].into_iter().chain(owner));
-        Row::new(shown.iter().map(cell).chain(spark).chain([command.into()]))
+        Row::new(columns.iter().map(cell).chain(spark).chain([command.into()]))
     };
     let mut rows: Vec<Row> = indices.get(visible.clone()).unwrap_or_default().iter().map(row).collect();
     let selected =
@@ -224,30 +273,6 @@ fn processes(ps: &Ps, list: &mut List, unit: Unit, area: Rect, frame: &mut Buffe
     }
     let table = Table::new(rows, widths).header(header).row_highlight_style(SELECTED);
     StatefulWidget::render(table, area, frame, &mut TableState::new().with_selected(selected));
-}
-
-/// Returns the columns (indices in [`ps::HEADS`]) that fit into `width` beside the commands, and their widths.
-fn columns(lines: &[Option<ps::Line>], width: usize) -> (Vec<usize>, Vec<Constraint>) {
-    let widest = |column: usize| {
-        let cells = lines.iter().flatten().map(|line| width_of(&line.cells[column]));
-        let widest = cells.max().unwrap_or(0).max(ps::HEADS[column].len());
-        if column == STATE { widest.min(STATE_WIDTH) } else { widest }
-    };
-    let mut shown: Vec<(usize, usize)> =
-        (0..ps::HEADS.len()).map(|column| (column, widest(column))).collect();
-    for omitted in OMITTED_FIRST {
-        if shown.iter().map(|(_, width)| width + 1).sum::<usize>() + COMMAND_WIDTH <= width {
-            break;
-        }
-        shown.retain(|(column, _)| *column != omitted);
-    }
-    shown.into_iter().map(|(column, width)| (column, length(width))).unzip()
-}
-
-/// Returns a cell of a column (index in [`ps::HEADS`]); numbers are aligned to the right.
-fn aligned(column: usize, text: String, style: Style) -> Cell<'static> {
-    let line = Line::from(Span::styled(text, style));
-    Cell::from(if ps::LEFT[column] { line } else { line.right_aligned() })
 }
 
 /// Returns the pod, Slurm job or job of a process.
@@ -270,4 +295,32 @@ fn lines(ps: &Ps, unit: Unit) -> Vec<Option<ps::Line>> {
         }
     }
     lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bar_shows_every_part_and_no_more_than_its_room() {
+        let look = Look { unicode: false, colors: false, is_live: false };
+        let drawn = |whole, parts| bar(10, whole, &parts, look).to_string();
+        assert_eq!(drawn(100, [50, 30, 0, 0, 20]), "#####===..");
+        assert_eq!(drawn(100, [50, 1, 0, 0, 0]), "#####=");
+        assert_eq!(drawn(100, [-5, 0, 10, 0, 0]), "?");
+        assert_eq!(drawn(0, [i64::MAX, i64::MAX, 1, 1, 1]), "##########", "more than there is");
+    }
+
+    #[test]
+    fn a_narrow_terminal_omits_columns_in_their_order_and_never_amounts() {
+        let cells =
+            ["0", "H100 80GB HBM3", "100 %", "700 W", "70,112", "10,824", "81,559"].map(str::to_owned);
+        let columns = |width| DEVICES.columns(&[&cells], width).0;
+        assert_eq!(columns(80), [0, 1, 2, 3, 4, 5, 6]);
+        assert_eq!(columns(55), [0, 1, 2, 4, 5, 6]);
+        assert_eq!(columns(40), [0, 2, 4, 5, 6]);
+        assert_eq!(columns(10), [0, 4, 5, 6]);
+        let unknown = cells.clone().map(|cell| if cell.ends_with(['%', 'W']) { String::new() } else { cell });
+        assert_eq!(DEVICES.columns(&[&unknown], 80).0, [0, 1, 4, 5, 6]);
+    }
 }

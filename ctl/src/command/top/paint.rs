@@ -4,24 +4,6 @@
 use ratatui_core::buffer::{Buffer, Cell, CellWidth};
 use ratatui_core::style::{Color, Modifier};
 
-/// Numbers of bytes written to the terminal: for the last frame that changed it, and for all frames.
-#[derive(Debug, Default, Clone, Copy)]
-pub(crate) struct Written {
-    pub last: usize,
-    pub all: usize,
-}
-
-impl Written {
-    pub(crate) fn add(&mut self, bytes: usize) {
-        if bytes > 0 {
-            self.last = bytes;
-        }
-        self.all += bytes;
-    }
-}
-
-/// Number of unchanged columns from which moving the cursor behind them takes fewer bytes than writing them again.
-const WORTH_A_JUMP: u16 = 5;
 /// Modifiers of the frames, with their codes in an escape sequence.
 const MODIFIERS: [(Modifier, &str); 3] =
     [(Modifier::BOLD, ";1"), (Modifier::DIM, ";2"), (Modifier::REVERSED, ";7")];
@@ -39,7 +21,6 @@ pub(crate) fn changes(shown: Option<&Buffer>, now: &Buffer) -> Vec<u8> {
     for (column, row, cell) in shown.diff_iter(now) {
         let end = ends.get(usize::from(row)).copied().unwrap_or(now.area.width);
         if column < end {
-            pen.approach(now, (column, row));
             pen.write((column, row), cell);
         } else if erased.replace(row) != Some(row) {
             // Blanks at the end of a row are erased with one sequence.
@@ -87,18 +68,6 @@ struct Pen {
 }
 
 impl Pen {
-    /// Writes the unchanged cells from the cursor to a position again if they are few.
-    fn approach(&mut self, now: &Buffer, (column, row): (u16, u16)) {
-        while let Some(cursor) = self.cursor
-            && cursor.1 == row
-            && cursor.0 < column
-            && column - cursor.0 < WORTH_A_JUMP
-            && let Some(cell) = now.cell(cursor)
-        {
-            self.write(cursor, cell);
-        }
-    }
-
     fn write(&mut self, (column, row): (u16, u16), cell: &Cell) {
         self.move_to((column, row));
         self.select(cell);

@@ -3,7 +3,7 @@
 use super::history::{self, Chart, History, Layer, LayerKind};
 use super::keys::Key;
 use super::widgets::{
-    BLUE, BOLD, DIM, Look, PLAIN, RED, SELECTED, Scroll, YELLOW, amount_bar, draw_text, length, spark, wrap,
+    BOLD, DIM, Look, PLAIN, RED, SELECTED, Scroll, YELLOW, amount_bar, draw_text, length, wrap,
 };
 use crate::client::RunReply;
 use gpumem_model::run::{Clock, Run, State};
@@ -13,7 +13,7 @@ use gpumem_report::panel::{self, Panel, course, panel};
 use gpumem_report::rules::Groupings;
 use gpumem_report::table::{shorten, width as width_of};
 use gpumem_report::text::{escape, wrapped};
-use gpumem_report::{Composition, GroupBy, Part, Report, growth, iterations, oom, steps};
+use gpumem_report::{GroupBy, Part, Report, growth, iterations, oom, steps};
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::{Constraint, Layout, Rect};
 use ratatui_core::style::Style;
@@ -27,10 +27,10 @@ const WINDOWS_S: [Option<u64>; 5] = [None, Some(3600), Some(600), Some(120), Som
 const GROUPINGS: [GroupBy; 3] = [GroupBy::Layer, GroupBy::Structure, GroupBy::Tag];
 /// Maximum number of categories in the table.
 const CATEGORIES: usize = 12;
+/// Maximum number of findings above the chart.
+const FINDINGS: usize = 3;
 /// Maximum height of the chart in rows.
 const CHART_ROWS: u16 = 10;
-/// Rows below which there is no room for the chart; a sparkline takes its place.
-const CHART_FROM: u16 = 16;
 /// Minimum width of a name, and maximum width of a note.
 const LEAST_NAME: usize = 14;
 const NOTE_WIDTH: usize = 16;
@@ -178,11 +178,6 @@ impl Process {
         self.text = (!text.is_empty()).then(|| (text, Scroll::default()));
     }
 
-    /// Returns the number of rows that are enough for the whole view.
-    pub(crate) fn height(&self, area: Rect) -> usize {
-        8 + self.panel.warnings.len() * 2 + usize::from(CHART_ROWS) + self.items(area).len()
-    }
-
     fn table(&self) -> Option<&panel::Table> {
         self.panel.devices.get(self.device)
     }
@@ -237,6 +232,7 @@ impl Process {
             return lines;
         };
         add(&self.panel.heading, 2, BOLD);
+        self.panel.verdict.iter().take(FINDINGS).for_each(|finding| add(finding, 2, PLAIN));
         self.panel.warnings.iter().for_each(|warning| add(warning, 2, BOLD.fg(YELLOW)));
         if run.state != State::Open {
             add("the process has ended: these are its last numbers", 2, BOLD.fg(YELLOW));
@@ -255,8 +251,11 @@ impl Process {
         let Some((from, to)) = self.history.span(window.map(|seconds| seconds * 1_000_000_000)) else {
             return area;
         };
-        let height = if area.height < CHART_FROM { 1 } else { (area.height / 4).clamp(3, CHART_ROWS) };
-        let heights = [Constraint::Length(1), Constraint::Length(height), Constraint::Fill(1)];
+        let heights = [
+            Constraint::Length(1),
+            Constraint::Length((area.height / 4).min(CHART_ROWS)),
+            Constraint::Fill(1),
+        ];
         let [of_caption, of_chart, rest] = Layout::vertical(heights).areas(area);
         let columns = self.history.columns((from, to), area.width.into());
         let max_bytes = columns.iter().flatten().map(|composition| composition.total()).max().unwrap_or(0);
@@ -265,13 +264,7 @@ impl Process {
         let (top, unit, from, to) = (unit.amount(max_bytes), unit.name, clock.time(from), clock.time(to));
         let caption = format!("tracked over time, 0 to {top} {unit}, {from} to {to}{window}");
         Line::styled(caption, DIM).render(of_caption, frame);
-        if height == 1 {
-            let value = |composition: &Composition| u64::try_from(composition.total()).unwrap_or(0);
-            let values: Vec<Option<u64>> = columns.iter().map(|point| point.map(value)).collect();
-            Line::styled(spark(&values, look), BLUE).render(of_chart, frame);
-        } else {
-            Chart { columns: &columns, layers: &self.layers, max_bytes, look }.render(of_chart, frame);
-        }
+        Chart { columns: &columns, layers: &self.layers, max_bytes, look }.render(of_chart, frame);
         rest
     }
 

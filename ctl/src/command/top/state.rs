@@ -3,7 +3,6 @@
 use super::events::Reply;
 use super::keys::Key;
 use super::list::List;
-use super::paint::Written;
 use super::process::Process;
 use super::widgets::{BOLD, DIM, Look, PLAIN, RED, Scroll, YELLOW, draw_text, length, wrap};
 use super::{help, overview};
@@ -29,13 +28,8 @@ pub(crate) enum Action {
     Redraw,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-enum View {
-    #[default]
-    List,
-    Process,
-    Help,
-}
+/// Number of rows that is enough for all but devices and processes.
+const ENOUGH_ROWS: usize = 500;
 
 #[derive(Default)]
 pub(crate) struct State {
@@ -47,16 +41,13 @@ pub(crate) struct State {
     /// Time since which the daemon has not replied, and the reason.
     outage: Option<(Instant, String)>,
     list: List,
+    /// The process that is shown in place of the list.
     process: Option<Process>,
-    view: View,
-    /// The view from which help was opened.
-    before_help: View,
-    /// Position in the help.
-    help: Scroll,
+    /// Position in the help, if it is shown.
+    help: Option<Scroll>,
     paused: bool,
     /// Pid of the process to request from now on, if it changed; the inner `None` requests no process.
     pub request: Option<Option<u32>>,
-    pub written: Written,
 }
 
 impl State {
@@ -65,7 +56,6 @@ impl State {
             device: args.device.clone(),
             interval: args.interval,
             process: args.pid.map(Process::new),
-            view: if args.pid.is_some() { View::Process } else { View::List },
             ..State::default()
         }
     }
@@ -100,31 +90,24 @@ impl State {
 
     /// Handles a key. Returns what the main loop does, if anything.
     pub(crate) fn key(&mut self, key: Key) -> Option<Action> {
-        if self.view == View::List && self.list.key(key, self.ps.as_ref()) {
-            return None;
-        }
-        if let (View::Process, Some(process)) = (self.view, &mut self.process)
-            && process.key(key)
-        {
-            return None;
-        }
-        if self.view == View::Help && self.help.key(key) {
-            return None;
-        }
-        match (key, self.view) {
-            (Key::Char('q'), _) => return Some(Action::Quit),
-            (Key::Redraw, _) => return Some(Action::Redraw),
-            (Key::Char('?' | 'h') | Key::Escape | Key::Enter | Key::Left, View::Help) => {
-                self.view = self.before_help
+        let is_done = match (&mut self.help, &mut self.process) {
+            (Some(help), _) => help.key(key),
+            (None, Some(process)) => process.key(key),
+            (None, None) => self.list.key(key, self.ps.as_ref()),
+        };
+        match key {
+            _ if is_done => {}
+            Key::Char('q') => return Some(Action::Quit),
+            Key::Redraw => return Some(Action::Redraw),
+            Key::Char('p') => self.paused = !self.paused,
+            Key::Char('?' | 'h') if self.help.is_none() => self.help = Some(Scroll::default()),
+            Key::Char('?' | 'h') | Key::Escape | Key::Enter | Key::Left if self.help.is_some() => {
+                self.help = None
             }
-            (Key::Char('?' | 'h'), view) => {
-                (self.view, self.before_help, self.help) = (View::Help, view, Scroll::default());
+            Key::Escape | Key::Left | Key::Backspace if self.process.is_some() && self.help.is_none() => {
+                (self.process, self.request) = (None, Some(None));
             }
-            (Key::Char('p'), _) => self.paused = !self.paused,
-            (Key::Enter | Key::Right, View::List) => self.open_process(),
-            (Key::Escape | Key::Left | Key::Backspace, View::Process) => {
-                (self.view, self.process, self.request) = (View::List, None, Some(None));
-            }
+            Key::Enter | Key::Right if self.process.is_none() && self.help.is_none() => self.open_process(),
             _ => {}
         }
         None
@@ -135,16 +118,13 @@ impl State {
         // Processes that the daemon hides from this user have pid 0.
         if let Some(process) = chosen.filter(|process| process.pid != 0) {
             self.process = Some(Process::new(process.pid));
-            (self.view, self.request) = (View::Process, Some(Some(process.pid)));
+            self.request = Some(Some(process.pid));
         }
     }
 
-    /// Returns the number of rows that are enough for the whole view.
-    pub(crate) fn height(&self, area: Rect) -> usize {
-        match &self.process {
-            Some(process) => 1 + process.height(area),
-            None => 1 + self.ps.as_ref().map_or(1, overview::height),
-        }
+    /// Returns a number of rows that is enough for the whole view.
+    pub(crate) fn enough_rows(&self) -> usize {
+        ENOUGH_ROWS + self.ps.as_ref().map_or(0, |ps| ps.devices.len() + ps.processes.len())
     }
 
     /// Draws the current view.
@@ -154,17 +134,11 @@ impl State {
         let [of_title, of_outage, of_view, of_keys] = Layout::vertical(rows).areas(area);
         self.draw_title(of_title, frame);
         Text::from(outage).render(of_outage, frame);
-        match (self.view, &self.ps) {
-            (View::Help, _) => {
-                draw_text(&help::lines(look, &self.written), &mut self.help, of_view, frame, look)
-            }
-            (View::Process, _) => {
-                if let Some(process) = &mut self.process {
-                    process.draw(of_view, frame, look);
-                }
-            }
-            (View::List, Some(ps)) => overview::draw(ps, &mut self.list, of_view, frame, look),
-            (View::List, None) => Line::styled("asking ...", DIM).render(of_view, frame),
+        match (&mut self.help, &mut self.process, &self.ps) {
+            (Some(scroll), _, _) => draw_text(&help::lines(look), scroll, of_view, frame, look),
+            (None, Some(process), _) => process.draw(of_view, frame, look),
+            (None, None, Some(ps)) => overview::draw(ps, &mut self.list, of_view, frame, look),
+            (None, None, None) => Line::styled("asking ...", DIM).render(of_view, frame),
         }
         if look.is_live {
             self.keys_line(of_keys.width, look).render(of_keys, frame);
@@ -196,50 +170,19 @@ impl State {
     fn keys_line(&self, width: u16, look: Look) -> Line<'_> {
         let filter = escape(&self.list.filter);
         if self.list.typing {
-            let cursor = look.glyph(('█', '_'));
-            return Line::from_iter([
-                Span::styled("only with these words: ", BOLD),
-                format!("{filter}{cursor}").into(),
-            ]);
+            return help::typed_line(&filter, look);
         }
         let mut line = Line::default();
-        if !filter.is_empty() && self.view == View::List {
+        let keys = match (&self.help, &self.process) {
+            (Some(_), _) => help::OF_HELP,
+            (None, Some(_)) => help::OF_PROCESS,
+            (None, None) => help::OF_LIST,
+        };
+        if !filter.is_empty() && keys == help::OF_LIST {
             line.push_span(Span::styled(format!("/{filter}  "), YELLOW));
         }
-        for (key, effect) in self.keys() {
-            if line.width() + key.len() + 1 + effect.len() > width.into() {
-                break;
-            }
-            line.extend([Span::styled(*key, BOLD), Span::styled(format!(" {effect}  "), DIM)]);
-        }
+        help::add_keys(&mut line, keys, width);
         line
-    }
-
-    /// Returns the most important keys of the view, with their effects.
-    fn keys(&self) -> &'static [(&'static str, &'static str)] {
-        match self.view {
-            View::Help => &[("Esc", "back"), ("q", "leave")],
-            View::Process => &[
-                ("Esc", "back"),
-                ("?", "keys"),
-                ("Tab", "rows"),
-                ("Enter", "explain"),
-                ("w", "time"),
-                ("a", "all"),
-                ("o", "oom"),
-                ("g", "growth"),
-                ("x", "Untrackable"),
-            ],
-            View::List => &[
-                ("?", "keys"),
-                ("q", "leave"),
-                ("Enter", "in depth"),
-                ("s", "sort"),
-                ("r", "reverse"),
-                ("/", "filter"),
-                ("p", "pause"),
-            ],
-        }
     }
 }
 

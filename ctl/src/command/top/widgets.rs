@@ -1,11 +1,11 @@
-//! Parts of `top` that several views use: the look of the terminal, positions in long lists, bars and sparklines.
+//! Parts of `top` that several views use: what the terminal can show, positions in long lists, bars.
 
 use super::keys::Key;
 use gpumem_report::text::wrapped;
 use ratatui_core::buffer::{Buffer, Cell};
 use ratatui_core::layout::{Constraint, Rect};
 use ratatui_core::style::{Color, Modifier, Style};
-use ratatui_core::text::{Line, Span};
+use ratatui_core::text::Line;
 use ratatui_core::widgets::{StatefulWidget, Widget};
 use ratatui_widgets::scrollbar::{Scrollbar, ScrollbarOrientation, ScrollbarState};
 use std::ops::Range;
@@ -119,7 +119,7 @@ impl Scroll {
         if !look.is_live || self.count <= self.page {
             return area;
         }
-        let mut state = ScrollbarState::new(self.count - self.page)
+        let mut state = ScrollbarState::new(self.count - self.page + 1)
             .position(self.first)
             .viewport_content_length(self.page);
         let bar = Scrollbar::new(ScrollbarOrientation::VerticalRight);
@@ -142,29 +142,6 @@ pub(crate) fn draw_text(lines: &[Line], scroll: &mut Scroll, area: Rect, frame: 
         .for_each(|(line, row)| line.render(row, frame));
 }
 
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Part {
-    pub bytes: i64,
-    /// Characters with and without Unicode. They differ between parts, so that a bar is readable without colours.
-    pub glyphs: (char, char),
-    pub style: Style,
-}
-
-/// Returns a bar whose width stands for `whole` bytes. The parts follow each other from the left. A part that is not empty gets at
-/// least one column if there is room.
-pub(crate) fn bar(width: u16, whole: i64, parts: &[Part], look: Look) -> Line<'static> {
-    let width = usize::from(width);
-    let columns = |bytes: i64| (bytes as f64 / whole.max(1) as f64 * width as f64).round() as usize;
-    let (mut sum, mut at) = (0_i64, 0);
-    let span = |part: &Part| {
-        sum = sum.saturating_add(part.bytes.max(0));
-        let from = at;
-        at = columns(sum).max(from + usize::from(part.bytes > 0)).min(width);
-        Span::styled(look.glyph(part.glyphs).to_string().repeat(at - from), part.style)
-    };
-    parts.iter().map(span).collect()
-}
-
 /// Characters that fill one to seven eighths of a column.
 const EIGHTHS: [char; 7] = ['▏', '▎', '▍', '▌', '▋', '▊', '▉'];
 
@@ -177,24 +154,6 @@ pub(crate) fn amount_bar(bytes: i64, whole: i64, width: u16, look: Look) -> Stri
     let eighths = (length * 8.0).round() as usize;
     let end = (eighths % 8).checked_sub(1).and_then(|at| EIGHTHS.get(at));
     "█".repeat(eighths / 8) + &end.map(char::to_string).unwrap_or_default()
-}
-
-/// Characters of a sparkline, from low to high.
-pub(super) const BLOCKS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
-/// Characters of a sparkline without Unicode, from low to high.
-const ASCII: [char; 8] = ['_', '.', '-', ':', '=', '+', '*', '#'];
-
-/// Returns a sparkline; unknown values are blanks.
-pub(crate) fn spark(values: &[Option<u64>], look: Look) -> String {
-    let glyphs = if look.unicode { BLOCKS } else { ASCII };
-    let highest = values.iter().flatten().max().copied().unwrap_or(0).max(1);
-    let glyph = |value: &Option<u64>| {
-        let Some(value) = value else { return ' ' };
-        let step = (u128::from(*value) * glyphs.len() as u128).div_ceil(u128::from(highest));
-        let at = usize::try_from(step).unwrap_or(0).saturating_sub(1);
-        glyphs.get(at).copied().unwrap_or(' ')
-    };
-    values.iter().map(glyph).collect()
 }
 
 #[cfg(test)]
@@ -214,18 +173,6 @@ mod tests {
     }
 
     #[test]
-    fn a_bar_shows_every_part_and_no_more_than_its_room() {
-        let part = |bytes, glyph| Part { bytes, glyphs: (glyph, glyph), style: PLAIN };
-        let drawn = |whole, bytes: [i64; 3]| {
-            bar(10, whole, &[part(bytes[0], 'a'), part(bytes[1], 'b'), part(bytes[2], 'c')], PIPE).to_string()
-        };
-        assert_eq!(drawn(100, [50, 30, 20]), "aaaaabbbcc");
-        assert_eq!(drawn(100, [50, 1, 0]), "aaaaab");
-        assert_eq!(drawn(100, [-5, 0, 10]), "c");
-        assert_eq!(drawn(0, [i64::MAX, i64::MAX, 1]), "aaaaaaaaaa", "more than there is");
-    }
-
-    #[test]
     fn an_amount_is_as_long_as_it_is_large() {
         let drawn = |bytes, look| amount_bar(bytes, 80, 10, look);
         assert_eq!(
@@ -234,13 +181,6 @@ mod tests {
         );
         assert_eq!([0, 3, 5, 80].map(|bytes| drawn(bytes, ASCII_PIPE)), ["", "", "#", "##########"]);
         assert_eq!(amount_bar(1, 0, 3, PIPE), "███");
-    }
-
-    #[test]
-    fn a_sparkline_has_a_character_per_value() {
-        assert_eq!(spark(&[Some(0), Some(1), None, Some(4), Some(8)], PIPE), "▁▁ ▄█");
-        assert_eq!(spark(&[Some(8), Some(u64::MAX)], ASCII_PIPE), "_#");
-        assert_eq!(spark(&[], PIPE), "");
     }
 
     #[test]

@@ -1,19 +1,14 @@
-//! `gpumemctl top` on its own terminal. The tests read the screen from its output, as a terminal would.
+//! `gpumemctl top` on its own terminal.
+
+mod life;
+mod terminal;
 
 use crate::common::{FakeDaemon, Folder, failure, run_of, stdout, until};
 use gpumem_model::control::{ClaimRow, DeviceRow, ProcessFinding, ProcessRow, Ps};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::Signal;
-use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
-use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
-use std::fs::{self, File};
-use std::io::{Read, Write};
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::process::ExitStatusExt;
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use terminal::Terminal;
 
 const MIB: u64 = 1 << 20;
 
@@ -105,160 +100,6 @@ impl Site {
         command.env("LANG", "C.UTF-8").env_remove("LC_ALL").env_remove("NO_COLOR").env("TERM", "xterm");
         Terminal::new(command, size)
     }
-}
-
-/// A terminal with a program as session leader.
-struct Terminal {
-    master: File,
-    slave: File,
-    child: Child,
-    parser: Arc<Mutex<vt100::Parser>>,
-    written: Arc<Mutex<Vec<u8>>>,
-    over: Arc<AtomicBool>,
-}
-
-impl Terminal {
-    fn new(command: Command, (columns, rows): (u16, u16)) -> Self {
-        let master =
-            openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).expect("a terminal");
-        grantpt(&master).expect("ours");
-        unlockpt(&master).expect("open");
-        let name = ptsname(&master, Vec::new()).expect("a name");
-        let path = Path::new(std::ffi::OsStr::from_bytes(name.as_bytes()));
-        let slave = File::options().read(true).write(true).open(path).expect("its other end");
-        let master = File::from(master);
-        let end = || slave.try_clone().expect("a copy");
-        let mut leader = Command::new("setsid");
-        leader.arg("--ctty").arg(command.get_program()).args(command.get_args());
-        for (name, value) in command.get_envs() {
-            match value {
-                Some(value) => leader.env(name, value),
-                None => leader.env_remove(name),
-            };
-        }
-        let parser = Arc::new(Mutex::new(vt100::Parser::new(cells(rows), cells(columns), 0)));
-        let written = Arc::default();
-        let mut terminal = Terminal {
-            child: {
-                resize(&master, columns, rows);
-                leader.stdin(end()).stdout(end()).stderr(end()).spawn().expect("setsid")
-            },
-            master: master.try_clone().expect("a copy"),
-            slave,
-            parser,
-            written,
-            over: Arc::default(),
-        };
-        terminal.listen(master);
-        terminal
-    }
-
-    fn listen(&mut self, mut master: File) {
-        let (parser, written) = (Arc::clone(&self.parser), Arc::clone(&self.written));
-        let over = Arc::clone(&self.over);
-        std::thread::spawn(move || {
-            let mut buffer = [0; 65536];
-            while !over.load(Ordering::Relaxed) {
-                let wait = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
-                if poll(&mut [PollFd::new(&master, PollFlags::IN)], Some(&wait)).is_ok_and(|ready| ready == 0)
-                {
-                    continue;
-                }
-                let Ok(read @ 1..) = master.read(&mut buffer) else { break };
-                written.lock().expect("bytes").extend_from_slice(&buffer[..read]);
-                parser.lock().expect("a screen").process(&buffer[..read]);
-            }
-        });
-    }
-
-    fn types(&mut self, keys: &str) {
-        self.master.write_all(keys.as_bytes()).expect("typed");
-    }
-
-    fn resize(&self, columns: u16, rows: u16) {
-        self.parser.lock().expect("a screen").screen_mut().set_size(cells(rows), cells(columns));
-        resize(&self.master, columns, rows);
-    }
-
-    fn lines(&self) -> Vec<String> {
-        let parser = self.parser.lock().expect("a screen");
-        let (_, columns) = parser.screen().size();
-        parser.screen().rows(0, columns.into()).map(|line| line.trim_end().to_owned()).collect()
-    }
-
-    fn text(&self) -> String {
-        self.lines().join("\n")
-    }
-
-    /// Waits for the shell's prompt, because earlier input may be lost.
-    fn prompts(&self) {
-        self.until("the shell's prompt", |text| text.trim_end().ends_with('>'));
-    }
-
-    /// Waits until the screen contains these words.
-    fn shows(&self, words: &str) -> String {
-        self.until(words, |text| text.contains(words))
-    }
-
-    fn until(&self, what: &str, is: impl Fn(&str) -> bool) -> String {
-        let since = std::time::Instant::now();
-        loop {
-            let text = self.text();
-            if is(&text) {
-                return text;
-            }
-            assert!(since.elapsed() < gpumem_test_support::DEADLINE, "{what:?} is not seen:\n{text}");
-            std::thread::sleep(std::time::Duration::from_millis(5));
-        }
-    }
-
-    fn bytes(&self) -> usize {
-        self.written.lock().expect("bytes").len()
-    }
-
-    /// Returns whether the terminal's modes are restored.
-    fn is_given_back(&self) -> bool {
-        let modes = tcgetattr(&self.slave).expect("modes").local_modes;
-        let parser = self.parser.lock().expect("a screen");
-        let screen = parser.screen();
-        modes.contains(LocalModes::ICANON | LocalModes::ECHO)
-            && !screen.alternate_screen()
-            && !screen.hide_cursor()
-    }
-
-    /// Returns how often these words were written.
-    fn written(&self, words: &str) -> usize {
-        String::from_utf8_lossy(&self.written.lock().expect("bytes")).matches(words).count()
-    }
-
-    /// Signals the program, which has replaced setsid(1).
-    fn signal(&self, signal: Signal) {
-        let pid = rustix::process::Pid::from_raw(self.child.id() as i32).expect("a pid");
-        rustix::process::kill_process(pid, signal).expect("sent");
-    }
-
-    fn end(mut self) -> i32 {
-        let status = until("an end", || self.child.try_wait().expect("a child"));
-        until("the terminal given back", || self.is_given_back().then_some(()));
-        status.code().or(status.signal().map(|signal| 128 + signal)).expect("a status")
-    }
-}
-
-impl Drop for Terminal {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-        self.over.store(true, Ordering::Relaxed);
-    }
-}
-
-fn cells(number: u16) -> std::num::NonZero<u16> {
-    std::num::NonZero::new(number).expect("a size")
-}
-
-fn resize(master: &File, columns: u16, rows: u16) {
-    let size = Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
-    tcsetwinsize(master, size).expect("a size");
 }
 
 #[test]
@@ -406,115 +247,6 @@ fn a_process_is_seen_in_depth() {
 }
 
 #[test]
-fn a_daemon_that_is_gone_is_said_and_one_that_is_back_is_heard() {
-    let site = Site::new("top-gone");
-    // A wide terminal, because the message contains the socket's path, which may be long.
-    let mut top = site.top((200, 24), &[]);
-    top.shows("python train.py rank 3");
-    let aside = site.folder.path("gpumem/aside");
-    fs::rename(&site.socket, &aside).expect("gone");
-    let text = top.shows("no answer for");
-    assert!(text.contains("trying again") && text.contains("60021"), "what was known stays:\n{text}");
-    fs::rename(&aside, &site.socket).expect("back");
-    top.until("an answer", |text| !text.contains("no answer for"));
-    site.daemon.says("GET /v1/ps", 500, r#"{"error":"on fire\u001b[2J"}"#);
-    top.shows("on fire");
-    site.daemon.says("GET /v1/ps", 0, "what is this");
-    top.shows("does not answer in HTTP");
-    site.tells(&machine());
-    top.until("an answer", |text| !text.contains("no answer for"));
-    top.types("\x03");
-    assert_eq!(top.end(), 0, "Ctrl-C leaves");
-}
-
-#[test]
-fn signals_end_it_and_the_terminal_is_given_back() {
-    let site = Site::new("top-signals");
-    for (signal, number) in [(Signal::TERM, 15), (Signal::QUIT, 3), (Signal::HUP, 1)] {
-        let top = site.top((80, 24), &[]);
-        top.shows("60021");
-        top.signal(signal);
-        assert_eq!(top.end(), 128 + number);
-    }
-    let mut top = site.top((80, 24), &[]);
-    top.shows("60021");
-    top.signal(Signal::STOP);
-    top.signal(Signal::CONT);
-    until("another whole frame", || (top.written("\x1b[2J") >= 2).then_some(()));
-    top.types("\x0c");
-    until("a third", || (top.written("\x1b[2J") >= 3).then_some(()));
-    // The terminal is closed: its processes get a signal, or read end of file.
-    let Terminal { child, .. } = &mut top;
-    let mut child = std::mem::replace(child, Command::new("true").spawn().expect("true"));
-    drop(top);
-    until("an end", || child.try_wait().expect("a child"));
-}
-
-#[test]
-fn a_shell_stops_it_and_lets_it_go_on() {
-    let site = Site::new("top-jobs");
-    let mut shell = site.folder.command(&[]);
-    let gpumemctl = shell.get_program().to_string_lossy().into_owned();
-    shell = Command::new("bash");
-    site.folder.settle(&mut shell);
-    shell.args(["--norc", "--noprofile", "-i"]).env("PS1", "> ").env("LANG", "C.UTF-8").env("TERM", "xterm");
-    let mut top = Terminal::new(shell, (80, 24));
-    top.types(&format!("'{gpumemctl}' top --interval 0.1\n"));
-    top.shows("python train.py rank 3");
-    top.types("\x1a");
-    top.shows("Stopped");
-    assert_eq!(top.written("\x1b[?1049l"), 1);
-    top.prompts();
-    top.types("echo shell$((1 + 1))\n");
-    top.shows("shell2");
-    top.prompts();
-    top.types("fg\n");
-    let text = top.shows("python train.py rank 3");
-    assert!(!text.contains("shell2"), "{text}");
-    top.types("q");
-    until("the shell", || (top.written("\x1b[?1049l") == 2).then_some(()));
-    top.prompts();
-    top.types("echo code$?\n");
-    top.shows("code0");
-    top.prompts();
-    top.types("exit 0\n");
-    assert_eq!(top.end(), 0);
-}
-
-#[test]
-fn strangers_names_do_nothing() {
-    let site = Site::new("top-hostile");
-    let mut ps = machine();
-    let bad = "evil\u{1b}]0;title\u{7}\u{1b}[2J\u{202e}\u{9b}31m\r\n漢字 名前 x\u{301} end";
-    ps.devices[0].model = bad.into();
-    ps.devices[1].why = Some(bad.into());
-    for process in &mut ps.processes {
-        (process.user, process.command) = (Some(bad.into()), Some(bad.into()));
-    }
-    ps.processes[2].flags = vec![bad.into(); 9];
-    site.tells(&ps);
-    let mut run = run_of(41873, bad, Some(3));
-    run.process.facts.insert("command".into(), bad.into());
-    run.cells.iter_mut().for_each(|cell| cell.tag = Some(format!("{bad}/{bad}")));
-    site.daemon.runs("?pid=41873", &[&run]);
-    let mut top = site.top((130, 30), &[]);
-    top.shows("漢字");
-    top.types("/evil\r");
-    top.shows("/evil");
-    top.types("\r\t\t");
-    top.shows("tracked over time");
-    top.types("a\x1b[Fgoxi");
-    top.types("q");
-    top.signal(Signal::TERM);
-    let written = Arc::clone(&top.written);
-    top.end();
-    let written = String::from_utf8(written.lock().expect("bytes").clone()).expect("UTF-8");
-    for bad in ["\x1b]", "\u{7}", "\u{9b}", "\u{202e}"] {
-        assert!(!written.contains(bad), "{bad:?}");
-    }
-}
-
-#[test]
 fn without_colours_and_without_unicode_it_is_plain() {
     let site = Site::new("top-plain");
     let mut command = site.folder.command(&["top", "--interval", "0.1"]);
@@ -606,6 +338,60 @@ fn devices_that_nvml_does_not_have_are_one_line() {
     ps.processes.clear();
     site.tells(&ps);
     assert_eq!(lines()[2], "1 process names a device that NVML does not have (gpumemctl ps lists them)");
+}
+
+/// A node with eight devices and 64 processes. Some names have characters that are two columns wide.
+fn large_node() -> Ps {
+    let mut ps = node(0);
+    ps.processes.retain(|process| process.pid % 2 == 0);
+    for (device, load) in ps.devices.iter_mut().zip([100, 98, 0, 7, 100, 100, 55, 100]) {
+        (device.utilization_percent, device.power_w) = (Some(load), Some(90 + load * 6));
+    }
+    for process in ps.processes.iter_mut().filter(|process| process.pid % 3 == 0) {
+        (process.user, process.command) =
+            (Some("王小明".into()), Some("python 训练/模型.py --名字 漢字".into()));
+    }
+    let text = "the GPU is full in 41 min: activations of 模型/解码器: +64.0 MiB per step".to_owned();
+    let pid = ps.processes[0].pid;
+    ps.findings =
+        vec![ProcessFinding { pid, device: Some(0), severity: "warning".into(), text, ..Default::default() }];
+    ps
+}
+
+#[test]
+fn a_large_node_fits_every_size() {
+    let site = Site::new("top-large");
+    site.tells(&large_node());
+    for (columns, rows) in [(40, 24), (80, 24), (120, 40), (200, 50)] {
+        let mut top = site.top((columns, rows), &[]);
+        top.shows("10000");
+        top.types("\x1b[F");
+        // The last cell of a frame is the scroll bar's; a sparkline is complete after 24 replies.
+        let is_complete = |line: &str| columns < 110 || line.contains(&"█".repeat(24));
+        let text = top.until("the last process", |text| {
+            let mut rows = text.lines().rev().skip(1).take_while(|line| !line.contains("COMMAND")).peekable();
+            let is_last = rows.peek().is_some_and(|last| last.contains("10126") && last.ends_with('█'));
+            is_last && rows.all(is_complete)
+        });
+        golden(&format!("node-{columns}x{rows}"), &text);
+        // Amounts are not cut.
+        assert!(text.contains("64,000 16,936 81,559"), "{text}");
+        top.types("q");
+        assert_eq!(top.end(), 0);
+    }
+}
+
+#[test]
+fn one_frame_on_a_terminal_is_printed_line_by_line() {
+    let site = Site::new("top-once-terminal");
+    site.tells(&large_node());
+    let top = site.top((120, 100), &["--once"]);
+    let text = top.until("the last process", |text| text.contains("王小明"));
+    let written = Arc::clone(&top.written);
+    top.end();
+    let written = String::from_utf8(written.lock().expect("bytes").clone()).expect("UTF-8");
+    let is_style = |rest: &str| rest.chars().find(char::is_ascii_alphabetic).is_none_or(|kind| kind == 'm');
+    assert!(written.split("\x1b[").skip(1).all(is_style), "the cursor is not moved: {text}");
 }
 
 /// Compares the screen with a golden file, except for the time of day. UPDATE_GOLDEN=1 writes the file.
