@@ -39,6 +39,7 @@ enum Kind {
 pub(crate) fn run(args: &Candidates) -> Result<()> {
     let words: Vec<String> = args.words.iter().map(|word| word.to_string_lossy().into_owned()).collect();
     let Some((current, before)) = words.split_last() else { return Ok(()) };
+    let current = &without_backslashes(current);
     let mut parser = args::command();
     parser.build();
     let (send, receive) = mpsc::channel();
@@ -57,6 +58,16 @@ pub(crate) fn run(args: &Candidates) -> Result<()> {
     let candidates = found.into_iter().flat_map(|(_, candidates)| candidates);
     let lines = candidates.filter_map(|candidate| line(&candidate, current));
     print(&lines.take(MOST).collect::<String>())
+}
+
+/// Returns the text of a word as typed in a shell, where a backslash precedes blanks and special characters.
+fn without_backslashes(typed: &str) -> String {
+    let mut characters = typed.chars();
+    let next = || match characters.next() {
+        Some('\\') => characters.next(),
+        other => other,
+    };
+    std::iter::from_fn(next).collect()
 }
 
 /// Returns the line of a candidate; `None` if it does not begin with the typed text, or if the shell would show other

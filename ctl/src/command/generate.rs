@@ -64,17 +64,17 @@ const ZSH: &str = r#"
 _gpumemctl_live() {
     local line
     local -a values shown
-    for line in "${(@f)$(gpumemctl candidates -- "${words[@]:0:$CURRENT}" 2>/dev/null)}"; do
+    for line in "${(@f)$(gpumemctl candidates -- "${typed[@]}" 2>/dev/null)}"; do
         [[ -n $line ]] || continue
         values+=("${line%%$'\t'*}")
         shown+=("${line/$'\t'/  -- }")
     done
-    (( $#values )) && compadd -l -d shown -a values || _default
+    (( $#values )) && compadd -l -d shown -a values || _files
 }
 "#;
 const FISH: &str = r#"
 function __gpumemctl_live
-    gpumemctl candidates -- (commandline -opc)[2..-1] (commandline -ct) 2>/dev/null
+    gpumemctl candidates -- (commandline -opc)[2..-1] (string unescape -- (commandline -ct)) 2>/dev/null
 end
 complete -c gpumemctl -a "(__gpumemctl_live)"
 "#;
@@ -84,14 +84,31 @@ fn with_candidates(shell: Shell, script: &str) -> String {
     match shell {
         Shell::Zsh => {
             // The function is defined before the script's last lines, which call its main function.
-            let script = script.replace(":_default' \\\n", ":_gpumemctl_live' \\\n");
+            // The command of `run` is any program, which zsh completes itself.
+            let live = |line: &str| match line.strip_suffix(":_default' \\") {
+                Some(argument) if !argument.starts_with("'*::command") => {
+                    format!("{argument}:_gpumemctl_live' \\\n")
+                }
+                _ => format!("{line}\n"),
+            };
+            // For arguments of any number `words` has only these arguments.
+            let all_words = "_gpumemctl() {\n    local -a typed=(\"${(@)words[2,CURRENT]}\")\n";
+            let script: String = script.lines().map(live).collect();
+            let script = script.replacen("_gpumemctl() {\n", all_words, 1);
             match script.split_once("\nif [ \"$funcstack") {
                 Some((functions, end)) => format!("{functions}\n{ZSH}\nif [ \"$funcstack{end}"),
                 None => script,
             }
         }
         Shell::Bash => script.to_owned() + BASH,
-        Shell::Fish => script.to_owned() + FISH,
+        Shell::Fish => {
+            // An option with a value gets words of its own; fish offers those of the command only for arguments.
+            let live = |line: &str| match line.ends_with(" -r") {
+                true => format!("{line} -a \"(__gpumemctl_live)\"\n"),
+                false => format!("{line}\n"),
+            };
+            script.lines().map(live).collect::<String>() + FISH
+        }
         _ => script.to_owned(),
     }
 }

@@ -75,11 +75,72 @@ fn bash_offers_candidates_and_executes_none() {
         text.lines().map(str::to_owned).collect::<Vec<_>>()
     };
     assert_eq!(offered(&["report", ""]), ["4711", "r1"]);
-    assert_eq!(offered(&["explain", "pool i"]), [r"pool\ idle"]);
+    assert_eq!(offered(&["explain", r"pool\ i"]), [r"pool\ idle"]);
     assert_eq!(offered(&["report", "--js"]), ["--json"]);
     assert_eq!(offered(&["rep"]), ["report"]);
     assert!(offered(&["report", "./no"]).is_empty(), "bash completes names of files");
     assert_eq!(offered(&["job", ""]), [r"\$\(touch\ evil\)\ \`touch\ evil\`"]);
+    assert!(!fs::exists(folder.path("share/evil")).expect("readable"), "a name was executed");
+}
+
+/// Runs a script in a shell with its arguments; `None`, after printing the reason, if the shell is not installed.
+fn lines_of(shell: &str, folder: &Folder, arguments: &[&str]) -> Option<Vec<String>> {
+    let mut command = Command::new(shell);
+    folder.settle(&mut command);
+    match command.args(arguments).env("HOME", &folder.0).current_dir(folder.path("share")).output() {
+        Ok(output) => Some(stdout(&output).lines().map(str::to_owned).collect()),
+        Err(_) => {
+            let remedy = format!("apt-get install {shell}");
+            gpumem_test_support::skip("the shell of the completions is not here", &remedy);
+            None
+        }
+    }
+}
+
+#[test]
+fn zsh_offers_candidates_and_executes_none() {
+    let (folder, _daemon) = site("zsh");
+    stdout(&folder.run(&["generate", &folder.text("share")]));
+    let script = r#"
+        PATH=${1:h}:$PATH; compdef() {}; . zsh/site-functions/_gpumemctl; shift
+        words=(gpumemctl "$@"); CURRENT=$#words
+        # As zsh does for arguments of any number.
+        _arguments() { words=("$words[-1]"); CURRENT=1; _gpumemctl_live }
+        compadd() { print -rl -- "${values[@]}" }; _files() { print files }
+        _gpumemctl; true"#;
+    let offered = |words: &[&str]| {
+        let arguments = [&["-fc", script, "zsh", env!("CARGO_BIN_EXE_gpumemctl")], words].concat();
+        lines_of("zsh", &folder, &arguments)
+    };
+    let Some(values) = offered(&["report", ""]) else { return };
+    assert_eq!(values, ["4711", "r1"]);
+    assert_eq!(offered(&["explain", r"pool\ i"]).expect("zsh"), ["pool idle"]);
+    assert_eq!(offered(&["job", ""]).expect("zsh"), ["$(touch evil) `touch evil`"]);
+    assert_eq!(offered(&["report", "./no"]).expect("zsh"), ["files"]);
+    assert!(!fs::exists(folder.path("share/evil")).expect("readable"), "a name was executed");
+    let functions = fs::read_to_string(folder.path("share/zsh/site-functions/_gpumemctl")).expect("a script");
+    assert!(functions.contains("'*::command -- Command and its arguments:_default'"), "programs of `run`");
+}
+
+#[test]
+fn fish_offers_candidates_also_for_values_of_options() {
+    let (folder, _daemon) = site("fish");
+    stdout(&folder.run(&["generate", &folder.text("share")]));
+    let script = r#"set PATH (dirname $argv[1]) $PATH; source fish/vendor_completions.d/gpumemctl.fish; complete -C $argv[2]"#;
+    let offered = |line: &str| {
+        let line = format!("gpumemctl {line}");
+        let arguments = ["--no-config", "-c", script, env!("CARGO_BIN_EXE_gpumemctl"), &line];
+        let lines = lines_of("fish", &folder, &arguments)?;
+        let word = |line: String| line.split('\t').next().unwrap_or_default().to_owned();
+        // Beside the words, fish offers the folders of share/.
+        Some(lines.into_iter().map(word).filter(|word| !word.ends_with('/')).collect::<Vec<_>>())
+    };
+    let Some(words) = offered("report ") else { return };
+    assert_eq!(words, ["4711", "r1"]);
+    assert_eq!(offered(r"explain pool\ i").expect("fish"), ["pool idle"]);
+    assert_eq!(offered("explain 'pool i").expect("fish"), ["pool idle"]);
+    assert_eq!(offered("report --job ").expect("fish"), ["$(touch evil) `touch evil`"]);
+    assert_eq!(offered("report --js").expect("fish"), ["--json"]);
     assert!(!fs::exists(folder.path("share/evil")).expect("readable"), "a name was executed");
 }
 
