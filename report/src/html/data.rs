@@ -3,7 +3,7 @@
 //!
 //! Each category has a number as its code: its rank among all categories of its grouping on the page, 0 for the largest. Code `-1` is `Others`, `-2` stands for categories too small to be named.
 
-use super::course::course;
+use super::course::{course, thinned};
 use super::holdings::{Strings, holdings};
 use crate::bridge::Bridge;
 use crate::encode::object;
@@ -229,10 +229,8 @@ fn process(context: Context<'_>, room: &mut usize) -> impl Serialize + use<> {
 
 fn detail(context: Context<'_>, device: &Device, facts: Vec<String>) -> impl Serialize + use<> {
     let Context { report, limits, origin, .. } = context;
-    let statements = GroupBy::ALL.map(|by| rows(context, device, by));
-    let named = statements.each_ref().map(|(_, named)| named.as_slice());
-    let course = course(context, device, &named);
-    let (tags, libraries, holdings) = holdings(context, device);
+    let points = thinned(&device.details.timeline.points, limits.points);
+    let (tags, libraries, holdings) = holdings(context, device, &points);
     let (steps, other_steps) = steps(context, device);
     let entries = lines_by_record(report, device);
     let earlier_ooms = entries.len().saturating_sub(limits.ooms);
@@ -242,8 +240,8 @@ fn detail(context: Context<'_>, device: &Device, facts: Vec<String>) -> impl Ser
         // Memory of the whole device, divided by its holders (processes and free memory).
         device: text::device_parts(device),
         // For each grouping, rows with the amounts at the end and at the peak.
-        statements: statements.map(|(rows, _)| rows),
-        course,
+        statements: GroupBy::ALL.map(|by| rows(context, device, by)),
+        course: course(context, device, &points),
         tags,
         libraries,
         holdings,
@@ -269,20 +267,16 @@ fn marks(report: &Report<'_>, origin: TimeOrigin) -> Vec<impl Serialize + use<>>
         .collect()
 }
 
-/// Returns a statement's rows, and the unescaped names of the categories that have a row.
-fn rows(context: Context<'_>, device: &Device, by: GroupBy) -> (Vec<impl Serialize + use<>>, Vec<String>) {
+/// Returns a statement's rows.
+fn rows(context: Context<'_>, device: &Device, by: GroupBy) -> Vec<impl Serialize + use<>> {
     let Context { report, ranks, unit, .. } = context;
     let moments = [&device.last, &device.peak];
     let statement = report.statement_of(by, moments, ROWS, unit.smallest());
     let compositions = moments.map(|moment| report.composition(moment, by));
     let is_category = |name: &str| compositions.iter().any(|of| of.categories.contains_key(name));
-    let mut named = Vec::new();
     let rows = statement.rows.iter().map(|row| {
         let code = (row.part == Part::Category).then(|| match is_category(&row.name) {
-            true => {
-                named.push(row.name.clone());
-                ranks[by as usize].code(Some(&row.name))
-            }
+            true => ranks[by as usize].code(Some(&row.name)),
             false => SMALLER,
         });
         // Code of the category, for rows of categories.
@@ -302,7 +296,7 @@ fn rows(context: Context<'_>, device: &Device, by: GroupBy) -> (Vec<impl Seriali
             carried: [0, 1].map(|column| text::has_older_reading(device, row, column)),
         }
     });
-    (rows.collect(), named)
+    rows.collect()
 }
 
 /// Returns the largest changes of untrackable memory (the gap) in the order of time, and the sum and number of the other changes.

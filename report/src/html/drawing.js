@@ -95,6 +95,10 @@ function draw(all, width, [from, to]) {
       }
     }
   });
+  const chosenRange = s("rect", { class: "range", y: plotted.top, height: plotted.bottom - plotted.top, width: 0 });
+  const chosenLine = s("path", { class: "chosen", d: "" });
+  const chosenLabel = s("text", { class: "onplot chosenlabel", y: plotted.bottom - 5, "text-anchor": "middle" });
+  svg.append(chosenRange, chosenLine, chosenLabel);
   const cursor = s("path", { class: "at", d: "" });
   const selection = s("rect", { class: "range", y: plotted.top, height: plotted.bottom - plotted.top, width: 0 });
   svg.append(cursor, selection);
@@ -103,6 +107,17 @@ function draw(all, width, [from, to]) {
     svg,
     cursor: (t) => cursor.setAttribute("d", isShown(t) ? `M${n(x(t))} ${plotted.top}V${height}` : ""),
     timeAt: (clientX) => from + ((inPlot(clientX) - plotted.left) / (plotted.right - plotted.left)) * (to - from),
+    // Marks the shown moment and its range, or null.
+    chosen: (moment) => {
+      const [left, right] = (moment?.range ?? [to, from]).map((t) => Math.min(Math.max(x(t), plotted.left), plotted.right));
+      chosenRange.setAttribute("x", left);
+      chosenRange.setAttribute("width", Math.max(0, right - left));
+      const isMarked = moment && isShown(moment.t);
+      chosenLine.setAttribute("d", isMarked ? `M${n(x(moment.t))} ${plotted.top}V${plotted.bottom}` : "");
+      chosenLabel.textContent = isMarked ? "shown below" : "";
+      const half = textWidth("shown below") / 2 + 2;
+      if (isMarked) chosenLabel.setAttribute("x", n(Math.min(Math.max(x(moment.t), plotted.left + half), plotted.right - half)));
+    },
     // Marks a range of client pixels as selected; null ends the selection.
     mark: (begin, end) => {
       const [left, right] = begin === null ? [0, 0] : [inPlot(begin), inPlot(end)].sort((a, b) => a - b);

@@ -1,18 +1,9 @@
 // Two independent groupings of the same bytes, side by side. The share of a picked category is shown in the other grouping.
 
-const moments = () => [isOpen() ? "now" : "at the end", "at the peak"];
-const [H_TAG, H_LAYER, H_STRUCTURE, H_CLASS, H_LIBRARY, H_LAST, H_PEAK] = [0, 1, 2, 3, 4, 5, 6];
-const bytesOf = (holding) => holding[state.moment === 1 ? H_PEAK : H_LAST];
-// Returns the category of a holding in a grouping, or `idle` or `opaque`.
-function codeOf(holding, by) {
-  if (holding[H_CLASS] === 1) return "idle";
-  if (holding[H_CLASS] === 2) return "opaque";
-  return by === LAYER ? holding[H_LAYER] : holding[H_STRUCTURE];
-}
 const nameOf = (by, code) => (code === "idle" ? "pool idle" : code === "opaque" ? "opaque pools" : categoryName(by, code));
 
 // Returns the sums by category, largest first. Smaller ones, others, opaque pools and idle memory come last.
-function grouped(holdings, by) {
+function grouped(holdings, by, bytesOf) {
   const sums = new Map();
   for (const holding of holdings) sums.set(codeOf(holding, by), (sums.get(codeOf(holding, by)) ?? 0) + bytesOf(holding));
   const last = { [SMALLER]: 1, [OTHERS]: 2, opaque: 3, idle: 4 };
@@ -22,17 +13,18 @@ function grouped(holdings, by) {
 // Makes a name of one line. If a path is too long, its last part stays visible, because neighbours differ there.
 function path(name) {
   const cut = name.lastIndexOf("/", name.length - 2) + 1;
-  return h("span", { class: "path", title: name }, h("span", {}, name.slice(0, cut)), h("span", {}, name.slice(cut)));
+  return h("span", { class: "path", title: name }, cut ? h("span", {}, name.slice(0, cut)) : null, h("span", {}, name.slice(cut)));
 }
 
 function groupings(device) {
   const { detail } = device;
+  const bytesOf = bytesAt(detail);
   const isPicked = (holding) => state.picked && codeOf(holding, state.picked.by) === state.picked.code;
   const picked = state.picked ? detail.holdings.filter(isPicked) : [];
   const total = sum(detail.holdings.map(bytesOf));
   const table = (by, title) => {
-    const rows = grouped(detail.holdings, by);
-    const shares = new Map(grouped(picked, by));
+    const rows = grouped(detail.holdings, by, bytesOf);
+    const shares = new Map(grouped(picked, by, bytesOf));
     const isOther = state.picked && state.picked.by !== by;
     const most = rows.reduce((most, [, bytes]) => Math.max(most, bytes), 1);
     const steps = apportion(round(total), rows.map(([, bytes]) => bytes));
@@ -52,7 +44,7 @@ function groupings(device) {
     });
     const head = (text) => h("th", { class: "n", scope: "col" }, text);
     return h("div", { class: "scroll" }, h("table", { class: "bars", id: "grouping-" + DATA.groupings[by].name },
-      h("caption", {}, `${title}, ${unit().name} ${moments()[state.moment]}`),
+      h("caption", {}, `${title}, ${unit().name} ${momentName()}`),
       h("thead", {}, h("tr", {}, h("th", { scope: "col" }, title), h("th", { class: "barcell", "aria-hidden": "true" }), head(unit().name), head("of tracked"),
         isOther ? head("of picked") : null)),
       h("tbody", {}, body),
@@ -61,7 +53,7 @@ function groupings(device) {
   };
   // Without tags, only rules name layers. If no rule does, only data structures are shown.
   const shown = [[LAYER, "Layer"], [STRUCTURE, "Data structure"]].filter(([by]) => by === STRUCTURE || DATA.tags || DATA.groupings[by].names.length > 0);
-  return section("groupings", "Composition", `Composition ${moments()[state.moment]}`,
+  return section("groupings", "Composition", `Composition ${momentName()}`,
     h("p", { class: "soft" }, state.picked
       ? ["Of ", h("bdi", {}, nameOf(state.picked.by, state.picked.code)), ", by the other grouping: the full bars. Press it again to see all."]
       : shown.length > 1 ? "Two groupings of the same bytes. Press a category to see its share in the other." : ""),
@@ -70,11 +62,12 @@ function groupings(device) {
 
 // Shows the largest tags of each category.
 const TOP = 20;
-function entries(device) {
+function entries(process, device) {
   const { detail } = device;
+  const bytesOf = bytesAt(detail);
   const by = state.by === TAG ? STRUCTURE : state.by;
-  const rows = grouped(detail.holdings, by).filter(([code]) => typeof code === "number");
-  const gap = detail.statements[by].find((row) => row.part === "untrackable");
+  const rows = grouped(detail.holdings, by, bytesOf).filter(([code]) => typeof code === "number");
+  const gap = shownRows(process, device).find((row) => row.part === "untrackable");
   const lists = rows.map(([code, bytes], at) => {
     const tags = new Map();
     let folded = 0;
@@ -100,8 +93,8 @@ function entries(device) {
     return h("details", { open: at === 0, "data-key": "entry " + nameOf(by, code) }, h("summary", {}, swatch(code, by), h("bdi", {}, nameOf(by, code)),
       ` ${withUnit(bytes)}`, h("span", { class: "soft" }, ` · ${sorted.length === 1 ? "1 tag" : thousands(sorted.length) + " tags"}`)), table);
   });
-  const single = gap && gap.bytes[state.moment] !== null
-    ? h("p", {}, swatch("untrackable"), `Untrackable ${withUnit(gap.bytes[state.moment])}`, h("span", { class: "soft" }, " · no tags: this memory has no names")) : null;
-  return section("entries", "Largest tags", `Largest tags of each ${DATA.groupings[by].name === "layer" ? "layer" : "data structure"} ${moments()[state.moment]}`,
+  const single = gap && gap.shown !== null
+    ? h("p", {}, swatch("untrackable"), `Untrackable ${withUnit(gap.shown)}`, h("span", { class: "soft" }, " · no tags: this memory has no names")) : null;
+  return section("entries", "Largest tags", `Largest tags of each ${DATA.groupings[by].name === "layer" ? "layer" : "data structure"} ${momentName()}`,
     lists.length ? lists : h("p", { class: "soft" }, "No bytes with a name or a tag."), single);
 }

@@ -15,6 +15,7 @@ function wantsStars(detail) {
 // Makes a tree of the holdings at the shown moment. A leaf has one category of a grouping, so its colour is exact.
 function treeOf(detail, by, isStarred) {
   const separator = detail.tags.some((tag) => tag.includes("/")) ? "/" : ":";
+  const bytesOf = bytesAt(detail);
   const root = { name: "tracked", path: [], bytes: 0, children: new Map(), code: null };
   for (const holding of detail.holdings) {
     const bytes = bytesOf(holding);
@@ -135,21 +136,26 @@ function icicle(device) {
     const at = level.indexOf(box);
     const act = {
       Enter: () => !box.node.isRest && zoom(box.node), " ": () => !box.node.isRest && zoom(box.node),
-      Escape: () => zoomed.parent && zoom(zoomed.parent),
+      Escape: () => zoom(zoomed.parent),
       ArrowDown: () => go(box, boxes.find((other) => other.node.parent === box.node)),
       ArrowUp: () => go(box, boxes.find((other) => other.node === box.node.parent)),
       ArrowRight: () => go(box, level[at + 1]), ArrowLeft: () => go(box, level[at - 1]),
       Home: () => go(box, level[0]), End: () => go(box, level[level.length - 1]),
     }[event.key];
-    if (!act || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (!act || (event.key === "Escape" && !zoomed.parent) || event.ctrlKey || event.metaKey || event.altKey) return;
     event.preventDefault();
     act();
   });
   const search = h("input", { type: "search", id: "search", placeholder: "part of a path", autocomplete: "off", spellcheck: "false", value: word });
   const find = () => { state.word = word = search.value.trim().toLowerCase(); layout(); tell(zoomed); };
   search.addEventListener("input", find);
-  search.addEventListener("keydown", (event) => { if (event.key === "Escape") { search.value = ""; find(); } });
-  const made = section("paths", "Paths", `Paths of tags ${moments()[state.moment]}`,
+  search.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape" || search.value === "") return;
+    event.preventDefault();
+    search.value = "";
+    find();
+  });
+  const made = section("paths", "Paths", `Paths of tags ${momentName()}`,
     total <= 0 ? h("p", { class: "soft" }, "No bytes with a path.") : [
       h("div", { class: "buttons" }, h("label", {}, "search ", search),
         h("label", {}, h("input", { type: "checkbox", id: "starred", checked: state.starred, onchange: (event) => { state.starred = event.target.checked; render({ focus: "starred" }); } }), " numbers alike (layers.* for layers.0, layers.1 …)"), h("button", { type: "button", onclick: () => zoom(root) }, "all of it"),

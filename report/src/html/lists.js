@@ -1,23 +1,30 @@
 // Lists: users of the device, torch to nvidia-smi, changes of Untrackable, iterations, counters, OOM records, coverage.
 
-const DEVICE_COLORS = { "this process": "none", unaccounted: "predates", system: "opaque", "rest of the host": "opaque", free: "free", available: "free" };
+const DEVICE_COLORS = { "this process": "none", unaccounted: "predates", system: "opaque", "rest of the host": "opaque", "rest of the device": "free", free: "free", available: "free" };
 
-// Draws the whole device as one bar. The part of this process is divided as in its table.
-function deviceStrip(detail) {
-  const parts = detail.device;
-  if (!parts) return null;
+// Draws the device at the shown moment as one bar. The part of this process is divided as in its table. The other parts are known
+// at the end only: at other moments they are one part.
+function deviceStrip(process, device) {
+  const rows = shownRows(process, device);
+  const used = rows.find((row) => row.part === "used")?.shown ?? null;
+  const tracked = rows.find((row) => row.part === "tracked")?.shown ?? null;
+  const mine = used ?? tracked;
+  if (mine === null || mine <= 0) return null;
+  const name = used === null ? "tracked of this process" : "this process";
+  const rest = device.total === null ? [] : [["rest of the device", device.total - mine]];
+  const parts = state.moment === END && used !== null && device.detail.device ? device.detail.device : [[name, mine], ...rest.filter(([, bytes]) => bytes > 0)];
   const total = sum(parts.map(([, bytes]) => bytes));
-  if (total <= 0) return null;
   const steps = apportion(round(total), parts.map(([, bytes]) => bytes));
   const color = (name) => DEVICE_COLORS[name] ?? "smaller";
-  const rows = detail.statements[state.by];
-  const mine = rows.filter((row, at) => row.bytes[0] !== null && (row.part === "untrackable" || !rows.some((other) => other.parent === at)) && rows[row.parent]?.part !== "untrackable");
+  const isLeaf = (row, at) => !rows.some((other) => other.parent === at) && rows[row.parent]?.part !== "untrackable";
+  const pieces = rows.filter((row, at) => row.shown !== null && (row.part === "untrackable" || isLeaf(row, at)) && (used !== null || row.parent === rows.findIndex((row) => row.part === "tracked")));
   const piece = (className, bytes, ...inside) => sized(h("span", { class: className }, inside), { flex: `${Math.max(0, bytes)} 1 0` });
-  return h("figure", {},
+  return h("figure", { id: "strip" },
     h("div", { class: "strip", "aria-hidden": "true" }, parts.map(([name, bytes], at) =>
-      at === 0 ? piece("mine", bytes, mine.map((row) => piece(colorClass(ROW_COLOR[row.part] ?? row.code ?? "others"), row.bytes[0]))) : piece(color(name), bytes))),
-    h("figcaption", { class: "keys" }, parts.map(([name, bytes], at) => h("span", {}, color(name) === "none" ? null : swatch(color(name)), `${name} `, h("b", { "data-bytes": String(bytes) }, print(steps[at])))),
-      h("span", {}, "= the device ", h("b", {}, `${print(round(total))} ${unit().name}`))));
+      at === 0 ? piece("mine", bytes, pieces.map((row) => piece(colorClass(ROW_COLOR[row.part] ?? row.code ?? "others"), row.shown))) : piece(color(name), bytes))),
+    h("figcaption", { class: "keys" }, h("span", { class: "soft" }, `${momentName(process)}:`),
+      parts.map(([name, bytes], at) => h("span", {}, at === 0 ? null : swatch(color(name)), `${name} `, h("b", { "data-bytes": String(bytes) }, print(steps[at])))),
+      parts.length > 1 ? h("span", {}, "= the device ", h("b", {}, `${print(round(total))} ${unit().name}`)) : null));
 }
 
 // memory_allocated + idle = memory_reserved; + outside + predates + Untrackable = used.

@@ -22,6 +22,7 @@ use std::fmt::Write;
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = concat!(
     include_str!("base.js"),
+    include_str!("moment.js"),
     include_str!("statement.js"),
     include_str!("zoom.js"),
     include_str!("timeline.js"),
@@ -59,8 +60,8 @@ fn page(title: Option<&str>, reports: &[Report<'_>], words: &str) -> String {
     let body = |data: &str| {
         format!(
             "<a class=\"skip\" href=\"#main\">to the report</a>\n<main id=\"main\" tabindex=\"-1\"></main>\n\
-             <details id=\"text\" class=\"wide\" open><summary>The same as text</summary><pre tabindex=\"0\" \
-             aria-label=\"the report as text\">{}</pre></details>\n\
+             <section aria-label=\"the report as text\"><details id=\"text\" class=\"wide\" open><summary>The same as text</summary>\
+             <pre tabindex=\"0\" role=\"group\" aria-label=\"text\">{}</pre></details></section>\n\
              <script type=\"application/json\" id=\"data\">{data}</script>\n",
             markup(words)
         )

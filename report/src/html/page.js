@@ -13,6 +13,15 @@ function theme(value) {
   try { localStorage.setItem("gpumem-theme", value); } catch { /* a file may have no storage */ }
 }
 
+// The choice of the moment; a chosen one is an option while it is shown.
+const momentChoice = h("div", {});
+function drawMomentChoice() {
+  const hadFocus = momentChoice.contains(document.activeElement);
+  const options = [[PEAK, "at peak"], [END, isOpen() ? "now" : "at the end"], ...(state.moment === CHOSEN ? [[CHOSEN, `at ${time(here().process.clock, state.chosen.t)}`]] : [])];
+  momentChoice.replaceChildren(choice("composition", "moment", options, state.moment, (value) => lookAt(value)));
+  if (hadFocus) momentChoice.querySelector("input:checked")?.focus({ preventScroll: true });
+}
+
 // Makes the controls for rows, moment, unit and theme, then `more`. A page without processes has none for the moment.
 function tools(more, draw = render) {
   let kept = "auto";
@@ -22,7 +31,7 @@ function tools(more, draw = render) {
   const named = DATA.groupings.map((grouping, by) => [by, grouping.name]).filter(([by]) => by === state.by || DATA.groupings[by].names.length > 0);
   return h("div", { class: "tools", role: "group", "aria-label": "how it is shown" },
     named.length > 1 ? choice("rows", "by", named, state.by, change("by")) : null,
-    DATA.processes.length === 0 ? null : choice("composition", "moment", [[1, "at peak"], [0, isOpen() ? "now" : "at the end"]], state.moment, change("moment")),
+    DATA.processes.length === 0 ? null : momentChoice,
     choice("in", "unit", [["", DATA.unit.name], ["bytes", "exact bytes"]], state.exact ? "bytes" : "", (value) => { state.exact = value === "bytes"; draw({}); }),
     choice("theme", "theme", [["auto", "auto"], ["light", "light"], ["dark", "dark"]], kept, theme), more);
 }
@@ -55,7 +64,7 @@ function overview() {
   };
   const go = (place) => (event) => { event.preventDefault(); location.hash = "device-" + place; };
   return h("section", { id: "overview", class: "overview", "aria-labelledby": "overview-h" }, h("h2", { id: "overview-h" }, `${PLACES.length} rows: ${several ? "processes and devices" : "devices"}`),
-    h("div", { class: "scroll" }, h("table", {}, h("caption", {}, `${unit().name}, ${moments()[0]}; courses at one scale, up to ${withUnit(most)}`),
+    h("div", { class: "scroll" }, h("table", {}, h("caption", {}, `${unit().name}, ${isOpen() ? "now" : "at the end"}; courses at one scale, up to ${withUnit(most)}`),
       h("thead", {}, h("tr", {}, several ? h("th", { scope: "col" }, "rank") : null, h("th", { scope: "col" }, several ? "process and device" : "device"), keys.map((key) => h("th", { class: "n", scope: "col" }, key === "gap" ? "Untrackable" : key)),
         h("th", { class: "n", scope: "col" }, "peak of tracked"), h("th", { class: "optional", "aria-hidden": "true" }, "used over time"))),
       h("tbody", {}, rows.map(({ process, device, place, steps }) => h("tr", { class: place === state.place ? "here" : "" },
@@ -79,11 +88,14 @@ function verdict(process, device) {
   const said = used === null ? (device.peak_tracked === null ? "" : `Tracked ${withUnit(device.peak_tracked)}${size} at its peak.`)
     : `It used ${withUnit(used)}${size}${row.bytes[1] === null ? " at the end." : ` at the peak${process.covered ? " of tracked memory" : ""}, ${time(process.clock, device.peak_t)}.`}`;
   const isWell = process.verdict[0]?.startsWith("no problem");
+  // A verdict about the last OOM has the record's sentence.
+  const isTold = process.verdict[0]?.startsWith("OUT OF MEMORY");
+  const record = h("a", { href: "#oom" }, "the record");
   return [
-    process.verdict.map((line) => h("p", isWell ? {} : { class: "alert", role: "note" }, h("bdi", {}, line))),
+    process.verdict.map((line, at) => h("p", isWell ? {} : { class: "alert", role: "note" }, h("bdi", {}, line), at === 0 && isTold && last ? [" ", record] : null)),
     process.ending ? h("p", { class: "alert", role: "note" }, h("b", {}, "How it ended: "), h("bdi", {}, process.ending)) : null,
-    last ? h("p", { class: "alert", role: "note" }, h("b", {}, last.kind === "oom" ? "Memory ran out. " : "Memory may have run out. "), h("bdi", {}, last.lines[0] ?? ""), " ", h("bdi", {}, last.lines.findLast((line) => line.startsWith("verdict"))?.replace(/^verdict\s+/, "— ") ?? ""), " ",
-      h("a", { href: "#oom" }, "the record")) : null,
+    last && !isTold ? h("p", { class: "alert", role: "note" }, h("b", {}, last.kind === "oom" ? "Memory ran out. " : "Memory may have run out. "), h("bdi", {}, last.lines[0] ?? ""), " ", h("bdi", {}, last.lines.findLast((line) => line.startsWith("verdict"))?.replace(/^verdict\s+/, "— ") ?? ""), " ",
+      record) : null,
     h("p", {}, said + reading),
   ];
 }
@@ -96,12 +108,26 @@ function devicePanel({ process, device }) {
   if (!detail) return [title, alerts, h("p", {}, "There was no room for its details in this file: gpumemctl report " + process.pid + " --html has them."), words(process, device)];
   const table = statement(process, device);
   const course = timeline(process, device, table.move);
-  const paths = process.covered && DATA.tags ? icicle(device) : null;
-  redraws = [course.redraw, paths?.redraw].filter(Boolean);
+  // Parts that show one moment. They are made again for another one; the timeline stays.
+  const [strip, composed] = [h("div", {}), h("div", {})];
+  let paths = null;
+  const compose = () => {
+    paths = process.covered && DATA.tags ? icicle(device) : null;
+    strip.replaceChildren(deviceStrip(process, device) ?? "");
+    composed.replaceChildren(...(process.covered ? [groupings(device), paths?.made, DATA.tags ? entries(process, device) : null] : []).filter(Boolean));
+    redraws = [course.redraw, paths?.redraw].filter(Boolean);
+    drawMomentChoice();
+  };
+  refresh = () => {
+    compose();
+    course.showChosen();
+    paths?.redraw();
+  };
+  compose();
   return [
-    title, alerts, several ? h("p", { class: "soft" }, h("bdi", {}, process.coverage[1] ?? process.coverage[0] ?? "")) : null, verdict(process, device), deviceStrip(detail),
+    title, alerts, several ? h("p", { class: "soft" }, h("bdi", {}, process.coverage[1] ?? process.coverage[0] ?? "")) : null, verdict(process, device), strip,
     section("summary", "Summary", "Where it went, and when", h("div", { class: "pair summary" }, table.table, course.figure)),
-    process.covered ? [groupings(device), paths?.made, DATA.tags ? entries(device) : null] : null,
+    composed,
     bridge(process, device), gapSteps(process, device), iterations(device), counters(process), ooms(process, device), words(process, device),
   ];
 }

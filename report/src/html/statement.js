@@ -1,44 +1,49 @@
 // Table of a device's memory: at the end, at the peak, and at the cursor of its timeline.
 
-// Returns the rows of a device. Rows that only its timeline needs are added with 0 bytes at the end and at the peak.
+// Returns the rows of a device. Rows that only its timeline needs are added with 0 bytes at the end and at the peak. Names without
+// a code are summed, because the timeline does not know them.
 function statementRows(detail, by) {
   const rows = detail.statements[by].map((row) => ({ ...row }));
-  const tracked = rows.findIndex((row) => row.part === "tracked");
-  if (tracked < 0 || detail.course.t.length === 0) return rows;
-  const stack = detail.course.stacks[by];
+  const tracked = rows.find((row) => row.part === "tracked");
+  if (!tracked || detail.course.t.length === 0) return rows;
+  const parents = new Map(rows.map((row) => [row, rows[row.parent]]));
+  const stack = stackOf(detail, by);
+  const unnamed = rows.filter((row) => row.part === "category" && row.code === SMALLER);
   const needed = [
-    ["smaller", SMALLER, "(other names)", stack.smaller, (row) => row.part === "smaller"],
-    ["others", OTHERS, by === TAG ? "(no tag)" : "Others", stack.others, (row) => row.part === "others"],
-    ["idle", undefined, "pool idle", detail.course.idle, (row) => row.part === "idle"],
-    ["opaque", undefined, "opaque pools", detail.course.opaque, (row) => row.part === "opaque"],
+    ["smaller", SMALLER, "(other names)"], ["others", OTHERS, by === TAG ? "(no tag)" : "Others"],
+    ["idle", undefined, "pool idle"], ["opaque", undefined, "opaque pools"],
   ];
-  for (const [part, code, name, values, is] of needed) {
-    if (rows.some(is) || !values.some((bytes) => bytes !== 0)) continue;
-    let at = rows.findLastIndex((row) => row.parent === tracked || row.part === "tracked") + 1;
-    if (part === "smaller") at = tracked + 1 + rows.filter((row) => row.part === "category").length;
-    for (const row of rows) if (row.parent >= at) row.parent++;
-    rows.splice(at, 0, { part, code, name, parent: tracked, bytes: [0, 0], note: "", carried: [false, false] });
+  for (const [part, code, name] of needed) {
+    const isNeeded = stack[part].some((bytes) => bytes !== 0) || (part === "smaller" && unnamed.length > 0);
+    if (!isNeeded || rows.some((row) => row.part === part)) continue;
+    const isBefore = (row) => row === tracked || (parents.get(row) === tracked && (part !== "smaller" || row.part === "category"));
+    const row = { part, code, name, bytes: [0, 0], note: "", carried: [false, false] };
+    parents.set(row, tracked);
+    rows.splice(rows.findLastIndex(isBefore) + 1, 0, row);
   }
+  const smaller = rows.find((row) => row.part === "smaller");
+  for (const row of unnamed) {
+    smaller.bytes = smaller.bytes.map((bytes, column) => (bytes === null ? null : bytes + (row.bytes[column] ?? 0)));
+    rows.splice(rows.indexOf(row), 1);
+  }
+  for (const row of rows) row.parent = parents.get(row) ? rows.indexOf(parents.get(row)) : null;
   return rows;
 }
 
-// Returns the bytes of each row at a point of the timeline.
-function rowsAt(detail, by, rows, at) {
-  const { course } = detail;
-  const stack = course.stacks[by];
+// Returns the bytes of each row at a position of the timeline.
+function rowsAt(rows, stack, at) {
   if (at.point === null) {
     const of = { used: at.used, tracked: at.tracked, untrackable: at.gap };
     return rows.map((row) => of[row.part] ?? null);
   }
-  let named = 0;
   return rows.map((row) => {
     switch (row.part) {
-      case "tracked": return course.tracked[at.point];
-      case "category": return stack.rows[named++][1][at.point];
+      case "tracked": return at.tracked;
+      case "category": return stack.rows.get(row.code)[at.point];
       case "smaller": return stack.smaller[at.point];
       case "others": return stack.others[at.point];
-      case "idle": return course.idle[at.point];
-      case "opaque": return course.opaque[at.point];
+      case "idle": return stack.idle[at.point];
+      case "opaque": return stack.opaque[at.point];
       case "predates": return at.predates;
       case "untrackable": return at.gap;
       case "used": return at.used;
@@ -70,6 +75,7 @@ const ROW_COLOR = { idle: "idle", opaque: "opaque", untrackable: "untrackable", 
 function statement(process, device) {
   const { detail } = device;
   const rows = statementRows(detail, state.by);
+  const stack = stackOf(detail, state.by);
   const columns = [0, 1].map((column) => rows.map((row) => row.bytes[column]));
   const steps = columns.map((bytes) => printedSteps(rows, bytes));
   const when = (t) => (process.clock.kind === "wall" ? time(process.clock, t).split(" ") : [time(process.clock, t)]).flatMap((word) => [h("br"), h("span", { class: "soft" }, word)]);
@@ -91,7 +97,7 @@ function statement(process, device) {
       head(process.open ? "now" : "last", device.last_t), head("at peak", device.peak_t), cursorHead)),
     h("tbody", {}, body));
   const move = (at) => {
-    const bytes = at === null ? rows.map(() => null) : rowsAt(detail, state.by, rows, at);
+    const bytes = at === null ? rows.map(() => null) : rowsAt(rows, stack, at);
     const shown = printedSteps(rows, bytes);
     const carried = new Set(["used", "untrackable"]);
     cursorHead.replaceChildren(...(at === null ? [h("span", { class: "soft" }, "at cursor")] : ["at cursor", ...when(at.t)]));

@@ -48,7 +48,7 @@ function timeTicks(clock, from, to, width) {
 function courseOf(process, device) {
   const { detail } = device;
   const { course } = detail;
-  const stack = course.stacks[state.by];
+  const stack = stackOf(detail, state.by);
   const predatesRow = detail.statements[state.by].find((row) => row.part === "predates");
   const predates = predatesRow ? predatesRow.bytes[0] ?? predatesRow.bytes[1] : 0;
   const gaps = course.buckets.filter((bucket) => bucket[3]);
@@ -76,13 +76,13 @@ function courseOf(process, device) {
       t: bucket[0], point: null, predates, isCarried: false,
       used: bucket[1]?.[2] ?? null, tracked: bucket[2]?.[2] ?? null, gap: bucket[3]?.[2] ?? null,
     }));
-  const rows = stack.rows.map(([code, bytes]) => ({ code, bytes, name: categoryName(state.by, code) }));
+  const rows = [...stack.rows].map(([code, bytes]) => ({ code, bytes, name: categoryName(state.by, code) })).filter(({ code }) => code !== SMALLER);
   const least = (row) => Math.min(...row.bytes);
   const most = (row) => Math.max(...row.bytes);
   rows.sort((a, b) => least(b) - least(a) || most(b) - most(a));
   const bands = rows.concat([
     { code: SMALLER, bytes: stack.smaller, name: "other names" }, { code: OTHERS, bytes: stack.others, name: state.by === TAG ? "(no tag)" : "Others" },
-    { code: "opaque", bytes: course.opaque, name: "opaque pools" }, { code: "idle", bytes: course.idle, name: "pool idle" },
+    { code: "opaque", bytes: stack.opaque, name: "opaque pools" }, { code: "idle", bytes: stack.idle, name: "pool idle" },
     { code: "predates", bytes: positions.map(() => (course.t.length ? predates ?? 0 : 0)), name: "predates the agent" },
     { code: "untrackable", bytes: positions.map((at) => (course.t.length ? at.gap ?? 0 : 0)), name: "Untrackable" },
   ]).filter((band) => band.bytes.some((bytes) => bytes !== 0));
@@ -94,7 +94,7 @@ function courseOf(process, device) {
   const times = [...positions.map((at) => at.t), ...course.buckets.map((bucket) => bucket[0]), ...events.map((event) => event.t), device.last_t, device.peak_t];
   const begin = times.reduce((a, b) => Math.min(a, b), Infinity);
   const whole = [begin, Math.max(begin + 1, times.reduce((a, b) => Math.max(a, b), -Infinity))];
-  return { process, device, course, positions, bands, events, nearest, whole, end: device.last_t };
+  return { process, device, course, stack, positions, bands, events, nearest, whole, end: device.last_t };
 }
 
 // Stacks bands: adds the lower and upper edge at each point.
@@ -112,11 +112,11 @@ function timeline(process, device, move) {
   const { positions, events, course, whole } = all;
   const described = h("p", { class: "readout", id: "readout" });
   const canvas = h("div", {
-    class: "plot", id: "timeline", tabindex: "0", role: "slider", "aria-label": "memory over time; arrow keys move the cursor, p goes to the peak, n and b to events, plus and minus zoom, Shift and arrows move the shown part, 0 shows all",
-    "aria-valuemin": "0", "aria-valuemax": String(Math.max(0, positions.length - 1)), "aria-orientation": "horizontal", "aria-describedby": "readout",
+    class: "plot", id: "timeline", tabindex: "0", role: "slider", "aria-label": "memory over time; arrow keys move the cursor, Enter shows the composition there, r that of the shown range, Escape that of the peak; p goes to the peak, n and b to events, plus and minus zoom, Shift and arrows move the shown part, 0 shows all",
+    "aria-valuemin": "0", "aria-valuenow": "0", "aria-valuetext": "no time is chosen", "aria-valuemax": String(Math.max(0, positions.length - 1)), "aria-orientation": "horizontal", "aria-describedby": "readout",
   });
   if (new Set([...positions.map((at) => at.t), ...course.buckets.map((bucket) => bucket[0])]).size < 2) {
-    return { figure: h("p", { class: "soft" }, "No course over time: this run knows the moments of the table only."), redraw: () => {} };
+    return { figure: h("p", { class: "soft" }, "No course over time: this run knows the moments of the table only."), redraw: () => {}, showChosen: () => {} };
   }
   let current = null;
   let drawing = null;
@@ -140,6 +140,7 @@ function timeline(process, device, move) {
     canvas.setAttribute("aria-valuenow", String(current));
     canvas.setAttribute("aria-valuetext", words.join(", "));
     if (drawing) drawing.cursor(at.t);
+    buttons.moment.disabled = !canLook;
   };
   // Selects the point at an index, and shows it.
   const step = (index) => {
@@ -168,7 +169,12 @@ function timeline(process, device, move) {
     const t = current === null ? null : positions[current].t;
     zoom.by(factor, t !== null && t >= from && t <= to ? t : (from + to) / 2);
   };
+  const { detail } = device;
+  const canLook = course.t.length > 0;
+  const look = (index) => { if (canLook && index !== null) lookAt(CHOSEN, positions[index].t); };
+  const lookAtShown = () => { if (canLook) lookAtRange(detail, shownOf(whole)); };
   const keys = {
+    Enter: () => look(current), r: lookAtShown,
     ArrowRight: () => step((current ?? -1) + 1), ArrowLeft: () => step((current ?? positions.length) - 1),
     PageDown: () => step((current ?? 0) + 16), PageUp: () => step((current ?? 0) - 16),
     Home: () => step(0), End: () => step(positions.length - 1),
@@ -187,7 +193,11 @@ function timeline(process, device, move) {
     timeAt: (x) => (drawing ? drawing.timeAt(x) : whole[0]),
     select: (t) => select(indexAt(t)),
     mark: (from, to) => drawing?.mark(from, to),
+    look: (t) => look(indexAt(t)),
+    lookAtRange: (range) => { if (canLook) lookAtRange(detail, range); },
   });
+  // The cursor returns to the shown moment when the pointer leaves.
+  canvas.addEventListener("pointerleave", () => { if (state.chosen && !state.isHeld) select(indexAt(state.chosen.t)); });
 
   const redraw = () => {
     const width = canvas.clientWidth;
@@ -198,9 +208,18 @@ function timeline(process, device, move) {
     drawing = draw(all, width, shown);
     canvas.replaceChildren(drawing.svg);
     if (current !== null) drawing.cursor(positions[current].t);
+    markChosen();
+  };
+  const markChosen = () => {
+    drawing?.chosen(state.chosen);
+    buttons.moment.disabled = current === null;
+    buttons.peak.disabled = state.moment !== CHOSEN;
   };
   const button = (text, act) => h("button", { type: "button", onclick: act }, text);
-  const buttons = { all: button("show all", zoom.all) };
+  const buttons = {
+    all: button("show all", zoom.all), moment: button("look at this moment", keys.Enter), range: button("look at the shown range", keys.r),
+    peak: button("back to the peak", () => lookAt(PEAK)),
+  };
   const part = h("span", { class: "soft", id: "shown", role: "status" });
   if (state.cursor !== null) {
     // A growing timeline is thinned at times. The point before the chosen time is then shown, and the chosen time stays.
@@ -212,10 +231,15 @@ function timeline(process, device, move) {
     canvas, described,
     h("div", { class: "buttons" }, button("to the peak", keys.p), events.length ? [button("previous event", keys.b), button("next event", keys.n)] : null,
       button("zoom in", keys["+"]), button("zoom out", keys["-"]), buttons.all, part),
+    canLook ? h("div", { class: "buttons" }, buttons.moment, buttons.range, buttons.peak, h("span", { class: "soft screen optional" }, "a click looks at a moment, a drag with Alt at a range, Escape returns")) : null,
     h("p", { class: "keys" }, legendOf(all)),
     folded("course", "The picture as a table", () => courseTable(all)),
     events.length ? folded("events", `${events.length === 1 ? "1 event" : thousands(events.length) + " events"} as a table`, () => eventTable(all)) : null);
-  return { figure, redraw };
+  const showChosen = () => {
+    markChosen();
+    if (state.chosen) select(indexAt(state.chosen.t));
+  };
+  return { figure, redraw, showChosen };
 }
 
 function legendOf(all) {

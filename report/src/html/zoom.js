@@ -44,10 +44,10 @@ function zoomer(whole, changed) {
   };
 }
 
-// Gestures on `canvas`. A drag with the mouse shows the chosen part, with Shift it moves the shown part. The wheel zooms with
-// Ctrl or while the canvas has the focus, else it scrolls the page. One finger moves the shown part, two fingers also zoom.
-// `timeAt` converts a client pixel to a time.
-function gestures(canvas, zoom, { whole, timeAt, select, mark }) {
+// Gestures on `canvas`. A drag with the mouse shows the chosen part, with Shift it moves the shown part, with Alt it looks at the
+// memory of the chosen part; a click looks at a moment. The wheel zooms with Ctrl or while the canvas has the focus, else it
+// scrolls the page. One finger moves the shown part, two fingers also zoom. `timeAt` converts a client pixel to a time.
+function gestures(canvas, zoom, { whole, timeAt, select, mark, look, lookAtRange }) {
   // Position in client pixels of each pressed pointer, and the time at which it was pressed.
   const pointers = new Map();
   let begin = null;
@@ -85,8 +85,12 @@ function gestures(canvas, zoom, { whole, timeAt, select, mark }) {
     if (!pointers.delete(event.pointerId) || pointers.size > 0) return;
     state.isHeld = false;
     mark(null);
-    const isSelection = isDrag && event.type === "pointerup" && event.pointerType === "mouse" && !event.shiftKey;
-    if (isSelection && Math.abs(event.clientX - begin) >= DRAG) zoom.show([timeAt(begin), timeAt(event.clientX)].sort((a, b) => a - b));
+    if (event.type !== "pointerup") return;
+    if (!isDrag) { look(timeAt(event.clientX)); return; }
+    if (event.pointerType !== "mouse" || event.shiftKey || Math.abs(event.clientX - begin) < DRAG) return;
+    const range = [timeAt(begin), timeAt(event.clientX)].sort((a, b) => a - b);
+    if (event.altKey) lookAtRange(range);
+    else zoom.show(range);
   };
   canvas.addEventListener("pointerup", finish);
   canvas.addEventListener("pointercancel", finish);

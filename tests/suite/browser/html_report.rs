@@ -11,14 +11,14 @@ use serde_json::{Value, json};
 use std::path::PathBuf;
 
 /// A page in a browser; its files are removed on drop.
-struct Opened {
-    browser: Browser,
+pub(super) struct Opened {
+    pub browser: Browser,
     file: PathBuf,
 }
 
 impl Opened {
     /// `None` where there is no browser.
-    fn page(name: &str, page: &str) -> Option<Self> {
+    pub fn page(name: &str, page: &str) -> Option<Self> {
         let program = chromium()?;
         let dir = std::env::temp_dir().join(format!("gpumem-html-{}-{name}", std::process::id()));
         let mut browser = Browser::start(&program, dir.clone());
@@ -31,18 +31,18 @@ impl Opened {
         Some(opened)
     }
 
-    fn of(name: &str, run: &Run) -> Option<Self> {
+    pub fn of(name: &str, run: &Run) -> Option<Self> {
         Opened::page(name, &html::html(&report(run)))
     }
 
     /// Asserts that the page logged nothing and requested only itself.
-    fn is_quiet(&mut self) {
+    pub fn is_quiet(&mut self) {
         self.browser.settle();
         assert_eq!(self.browser.logged, Vec::<String>::new());
         assert_eq!(self.browser.requests, [format!("file://{}", self.file.display())]);
     }
 
-    fn eval(&mut self, expression: &str) -> Value {
+    pub fn eval(&mut self, expression: &str) -> Value {
         self.browser.eval(expression)
     }
 
@@ -57,7 +57,7 @@ impl Opened {
     }
 }
 
-fn report(run: &Run) -> Report<'_> {
+pub(super) fn report(run: &Run) -> Report<'_> {
     Report::new(run, Groupings::of_run(run), None)
 }
 
@@ -194,7 +194,7 @@ fn every_view_adds_up_as_printed_and_to_the_byte() {
 }
 
 /// Times of the shown part of the timeline as shares of the whole: (0, 1) if all is shown.
-fn shown_part(page: &mut Opened) -> (f64, f64) {
+pub(super) fn shown_part(page: &mut Opened) -> (f64, f64) {
     let shares = "(() => { const { whole } = courseOf(here().process, here().device); return shownOf(whole).map((t) => (t - whole[0]) / (whole[1] - whole[0])); })()";
     serde_json::from_value(page.eval(shares)).expect("two numbers")
 }

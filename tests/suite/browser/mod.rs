@@ -1,4 +1,5 @@
 //! Lane `browser`: pages in a real Chromium.
 
+mod chosen_moment;
 mod html_report;
 mod live_page;

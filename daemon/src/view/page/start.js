@@ -16,8 +16,7 @@ function keepColors(data) {
     for (const { detail } of data.processes.flatMap((process) => process.devices)) {
       if (!detail) continue;
       for (const row of detail.statements[by]) if (row.code !== undefined) row.code = code(row.code);
-      for (const row of detail.course.stacks[by].rows) row[0] = code(row[0]);
-      if (by !== TAG) for (const holding of detail.holdings) holding[1 + by] = code(holding[1 + by]);
+      for (const holding of detail.holdings) holding[H_CODES + by] = code(holding[H_CODES + by]);
     }
   });
 }
@@ -27,6 +26,7 @@ function rebase(old, clock) {
   const shift = (old.base - clock.base) * 1e9 + (old.base_ns - clock.base_ns);
   if (state.cursor !== null) state.cursor += shift;
   state.shown &&= state.shown.map((t) => t + shift);
+  if (state.chosen) state.chosen = { t: state.chosen.t + shift, range: state.chosen.range?.map((t) => t + shift) ?? null };
 }
 
 const FOCUSABLE = "a[href], button, input, summary, [tabindex]";
