@@ -17,10 +17,10 @@ use std::time::Duration;
 
 const TWO: &[&str] = &["devices=2", "memory=16G"];
 const TRAINS: &[&str] = &["--steps", "1000000", "--step-ms", "20"];
-const HOLDS: &[&str] = &["--steps", "5", "--hold", "600"];
+pub(super) const HOLDS: &[&str] = &["--steps", "5", "--hold", "600"];
 
 /// A machine and a daemon with a page.
-struct Place {
+pub(super) struct Place {
     machine: Machine,
     daemon: Daemon,
     http: SocketAddr,
@@ -28,7 +28,7 @@ struct Place {
 }
 
 impl Place {
-    fn new(keys: &[&str]) -> Self {
+    pub fn new(keys: &[&str]) -> Self {
         let machine = Machine::new(keys);
         let http = free_address();
         let config =
@@ -37,7 +37,7 @@ impl Place {
         Place { machine, daemon, http, config }
     }
 
-    fn trainer(&self, arguments: &[&[&str]], says: &str) -> Job {
+    pub fn trainer(&self, arguments: &[&[&str]], says: &str) -> Job {
         let mut job = Job::start(&mut self.machine.trainer(&self.daemon.runtime, &arguments.concat()));
         job.wait_for(says);
         job
@@ -49,7 +49,7 @@ impl Place {
         job
     }
 
-    fn url(&self, path: &str) -> String {
+    pub fn url(&self, path: &str) -> String {
         format!("http://{}{path}", self.http)
     }
 
@@ -73,7 +73,7 @@ impl Place {
     }
 
     /// Returns the path of a process's page once the daemon reports its memory on this many devices.
-    fn key(&self, pid: u32, devices: usize) -> String {
+    pub fn key(&self, pid: u32, devices: usize) -> String {
         until(30, "the process on the page", || {
             let node = self.json("/api/processes");
             let rows = node["processes"].as_array()?.iter();
@@ -91,7 +91,7 @@ impl Place {
         self.daemon.job.signal("HUP");
     }
 
-    fn browser(&self) -> Option<Browser> {
+    pub fn browser(&self) -> Option<Browser> {
         let mut browser = Browser::start(&chromium()?, self.machine.dir.join("browser"));
         browser.show(1280, 800, false);
         Some(browser)
@@ -111,12 +111,12 @@ fn get(http: SocketAddr, path: &str, headers: &str) -> (u16, String, String) {
 }
 
 /// Waits until an expression in the page is true.
-fn wait(browser: &mut Browser, what: &str, expression: &str) {
+pub(super) fn wait(browser: &mut Browser, what: &str, expression: &str) {
     until(40, &format!("{what}: {expression}"), || (browser.eval(expression) == json!(true)).then_some(()));
 }
 
 /// Asserts that nothing was logged, and that only the daemon received requests.
-fn is_quiet(browser: &mut Browser, place: &Place) {
+pub(super) fn is_quiet(browser: &mut Browser, place: &Place) {
     browser.settle();
     assert_eq!(browser.logged, Vec::<String>::new());
     let home = place.url("/");
@@ -133,13 +133,13 @@ fn picture(browser: &mut Browser, name: &str) {
 /// Of each row: device, pid, and the bytes of used, tracked, idle and untrackable.
 const ROWS: &str = "[...document.querySelectorAll('section[id^=gpu-]')].flatMap((section, device) => [...section.querySelectorAll('tbody tr[data-pid]')].map((row) => [device, Number(row.dataset.pid), ...[...row.querySelectorAll('td.n')].map((cell) => cell.dataset.bytes === undefined ? null : Number(cell.dataset.bytes))]))";
 /// Devices of which a column does not add up, to the byte or as printed.
-const WRONG: &str = "[...document.querySelectorAll('section[id^=gpu-] table')].filter((table) => {
+pub(super) const WRONG: &str = "[...document.querySelectorAll('section[id^=gpu-] table')].filter((table) => {
     const amount = (row) => { const cell = row.querySelector('td.n'); return [Number(cell.dataset.bytes), Number(cell.textContent.replaceAll(/[,.]/g, ''))]; };
     const parts = [...table.querySelectorAll('tbody tr[data-pid], tfoot tr.beside')].map(amount);
     const [bytes, printed] = amount(table.querySelector('tfoot tr.sum'));
     return bytes !== parts.reduce((sum, part) => sum + part[0], 0) || printed !== parts.reduce((sum, part) => sum + part[1], 0); }).map((table) => table.textContent)";
 /// Elements that extend beyond the edge of a window.
-const WIDE: &str = "[...document.querySelectorAll('main *')].filter((it) => it.getBoundingClientRect().right > innerWidth + 1 && !it.closest('.scroll, svg, .hidden')).map((it) => it.outerHTML.slice(0, 200)).slice(0, 3)";
+pub(super) const WIDE: &str = "[...document.querySelectorAll('main *')].filter((it) => it.getBoundingClientRect().right > innerWidth + 1 && !it.closest('.scroll, svg, .hidden')).map((it) => it.outerHTML.slice(0, 200)).slice(0, 3)";
 
 fn of_ps(ps: &Value) -> Value {
     let rows = ps["processes"].as_array().expect("rows").iter();

@@ -3,3 +3,4 @@
 mod chosen_moment;
 mod html_report;
 mod live_page;
+mod process_list;

@@ -59,6 +59,7 @@ function follow(path, every, { show, tick, onProblem }) {
     timer = null;
     const began = performance.now();
     let wait = every;
+    let fresh = null;
     try {
       const response = await fetch(path, { headers: tag === null ? {} : { "If-None-Match": tag }, cache: "no-store", credentials: "omit", redirect: "error", signal: AbortSignal.timeout(8000) });
       // A daemon of another version has another page, so this one is loaded again.
@@ -67,10 +68,9 @@ function follow(path, every, { show, tick, onProblem }) {
       if (serves !== page) { location.reload(); return; }
       if (response.status === 200 || response.status === 304) {
         if (response.status === 200) {
-          const data = await response.json();
+          fresh = await response.json();
           tag = response.headers.get("etag");
           self.receivedAt = performance.now();
-          show(data);
         }
         if (failedSince !== null) onProblem(null);
         failedSince = null;
@@ -83,6 +83,8 @@ function follow(path, every, { show, tick, onProblem }) {
       fail(error.name === "TimeoutError" ? "gpumemd does not answer in time" : error instanceof TypeError || error.name === "AbortError" ? "gpumemd does not answer" : String(error), "silent");
     }
     plan(Math.max(100, wait - (performance.now() - began)));
+    // Outside of `try`, because an error in drawing is no failed request.
+    if (fresh !== null) show(fresh);
   }
   document.addEventListener("visibilitychange", () => plan(0));
   setInterval(() => { if (document.visibilityState === "visible") tick(); }, 1000);

@@ -4,6 +4,11 @@
 const [codes, colors] = [new Map(), new Map()];
 let node = null;
 let nodeSource = null;
+// The reader's choice of processes: order of the rows, and a word that they contain.
+const listed = { by: "used", word: "" };
+// Processes with an agent that have ended while the page is open, by key; the store has their runs.
+const ended = new Map();
+const MOST_ENDED = 8;
 
 // Returns the unit in which a report prints this number of bytes, with three to six digits.
 function unitFor(bytes) {
@@ -25,6 +30,9 @@ function takeNode(data) {
     codes.set(name, codes.size);
     colors.set(name, color);
   }
+  const isLive = new Set(data.processes.map((process) => keyOf(process)));
+  for (const process of node?.processes ?? []) if (isCovered(process) && process.pid !== 0 && !isLive.has(keyOf(process))) ended.set(keyOf(process), process);
+  for (const key of [...ended.keys()].slice(0, -MOST_ENDED)) ended.delete(key);
   node = data;
   const largest = data.devices.reduce((most, device) => Math.max(most, device.total_bytes ?? device.reading?.used_bytes ?? 0), 0);
   DATA = { processes: [], groupings: [{ name: "layer", names: [], colors: [] }, { name: "structure", names: [...codes.keys()], colors: [...colors.values()] }, { name: "tag", names: [], colors: [] }], unit: unitFor(largest) };
@@ -33,6 +41,16 @@ function takeNode(data) {
 const named = (device) => `GPU ${device.ordinal}`;
 const flagsOf = (process) => process.flags.filter((flag) => flag !== "covered");
 const isCovered = (process) => process.tracked_bytes !== null;
+const whoOf = ({ who: { user, comm, pod, container, slurm_job: slurm, job, rank }, uid }) =>
+  [user ?? (uid === null ? null : String(uid)), comm, pod ?? container, slurm ? "slurm " + slurm : job, rank === undefined ? null : "rank " + rank].filter(Boolean).join(" · ");
+const isListed = (process) => listed.word === "" || `${process.pid} ${whoOf(process)}`.toLowerCase().includes(listed.word);
+// Orders of the rows; `used` is the order of the device.
+const ORDERS = {
+  tracked: (a, b) => (b.tracked_bytes ?? -1) - (a.tracked_bytes ?? -1),
+  untrackable: (a, b) => (b.untrackable_bytes ?? -Infinity) - (a.untrackable_bytes ?? -Infinity),
+  user: (a, b) => whoOf(a).localeCompare(whoOf(b)),
+  pid: (a, b) => a.pid - b.pid,
+};
 const since = (time_ns) => (node.now_ns - time_ns) / 1e9 + nodeSource.age();
 
 // Returns the parts of a process's memory that are drawn: categories, idle memory, memory without an allocation. Without an agent
@@ -123,13 +141,14 @@ function devicesTable(all) {
 
 function legend(all) {
   const seen = new Map();
+  const see = (code, bytes, word) => { if (bytes > 0) seen.set(code, (seen.get(code) ?? new Set()).add(word)); };
+  const words = { idle: "pool idle", opaque: "opaque pools", predates: "predates the agent", untrackable: "Untrackable", smaller: "processes without an agent", free: "free" };
   for (const { processes, beside } of all) {
-    for (const process of processes) for (const [code] of piecesOf(process)) seen.set(code, true);
-    for (const { color } of beside) seen.set(color, true);
+    for (const process of processes) for (const [code, bytes] of piecesOf(process)) see(code, bytes, words[code] ?? categoryName(STRUCTURE, code));
+    for (const { color, bytes, label } of beside) see(color, bytes, label);
   }
-  const words = { idle: "pool idle", opaque: "opaque pools, system, rest of the host", predates: "predates the agent, unaccounted", untrackable: "Untrackable", smaller: "processes without an agent", free: "free" };
   const order = (code) => (typeof code === "string" ? 1000 + Object.keys(words).indexOf(code) : code < 0 ? 500 - code : code);
-  return [...seen.keys()].sort((a, b) => order(a) - order(b)).map((code) => h("span", { "data-key": "legend " + code }, swatch(code), h("bdi", {}, words[code] ?? categoryName(STRUCTURE, code))));
+  return [...seen.keys()].sort((a, b) => order(a) - order(b)).map((code) => h("span", { "data-key": "legend " + code }, swatch(code), h("bdi", {}, [...seen.get(code)].join(", "))));
 }
 
 function deviceSection(of) {
@@ -137,18 +156,19 @@ function deviceSection(of) {
   const hasPredates = processes.some((process) => process.predates_bytes);
   const columns = hasPredates ? 4 : 3;
   const most = processes.reduce((most, process) => Math.max(most, process.used_bytes ?? 0), 1);
-  const rows = processes.map((process, at) => {
+  const shown = processes.map((process, at) => [process, at]).filter(([process]) => isListed(process));
+  if (ORDERS[listed.by]) shown.sort(([a], [b]) => ORDERS[listed.by](a, b));
+  const hidden = processes.map((process, at) => ({ bytes: process.used_bytes, steps: of.used[at], process })).filter(({ process }) => !isListed(process));
+  const rows = shown.map(([process, at]) => {
     const { used_bytes: used, tracked_bytes: tracked, untrackable_bytes: gap, predates_bytes: predates } = process;
     const steps = { tracked: tracked === null ? null : round(tracked), gap: gap === null ? null : round(gap), predates: predates === null ? null : round(predates) };
     if ([used, tracked, gap, predates].every((bytes) => bytes !== null)) [steps.predates, steps.tracked, steps.gap] = apportion(of.used[at], [predates, tracked, gap]);
     const key = keyOf(process, at);
-    const { user, comm, pod, container, slurm_job: slurm, job, rank } = process.who;
-    const who = [user ?? (process.uid === null ? null : String(process.uid)), comm, pod ?? container, slurm ? "slurm " + slurm : job, rank === undefined ? null : "rank " + rank].filter(Boolean);
     const doubt = [...flagsOf(process), process.used_absence, process.time_ns !== null && since(process.time_ns) > STALE ? `sampled ${seconds(since(process.time_ns))} ago` : null].filter(Boolean);
     const optional = (cell) => Object.assign(cell, { className: "n optional" });
     return h("tr", { "data-key": key, "data-pid": process.pid },
       h("th", { scope: "row" }, process.pid === 0 ? "-" : h("a", { href: `/process/${key}#on-${device.name}`, id: `process-${device.ordinal}-${key}` }, String(process.pid))),
-      h("td", { class: "who" }, h("bdi", {}, who.join(" · ") || "-"), doubt.length ? h("span", { class: "soft" }, ` ${doubt.join(", ")}`) : null),
+      h("td", { class: "who" }, h("bdi", {}, whoOf(process) || "-"), doubt.length ? h("span", { class: "soft" }, ` ${doubt.join(", ")}`) : null),
       number(of.used[at], used), optional(number(steps.tracked, tracked)), optional(number(process.pool_idle_bytes === null ? null : round(process.pool_idle_bytes), process.pool_idle_bytes)),
       hasPredates ? optional(number(steps.predates, predates)) : null, optional(number(steps.gap, gap)),
       h("td", { class: "barcell", "aria-hidden": "true" }, used === null ? null : sized(h("span", { class: "stack" }, piecesOf(process).map(([code, bytes]) => piece(colorClass(code), bytes))), { width: `${(100 * used) / most}%` })));
@@ -165,8 +185,9 @@ function deviceSection(of) {
       h("colgroup", {}, ["pid", "who", "amount", ...Array.from({ length: columns }, () => "amount optional"), "drawn"].map((name) => h("col", { class: name }))),
       h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "pid"), h("th", { scope: "col" }, "who"), h("th", { class: "n", scope: "col" }, "used"),
         ["tracked", "pool idle", hasPredates ? "predates" : null, "Untrackable"].filter(Boolean).map((name) => h("th", { class: "n optional", scope: "col" }, name)), h("th", { class: "barcell", "aria-hidden": "true" }))),
-      h("tbody", {}, rows.length ? rows : h("tr", { "data-key": "none" }, h("td", { colspan: 3, class: "soft" }, "no process"))),
-      h("tfoot", {}, beside.map((row) => foot(row.name === "other processes" ? `${thousands(device.other_processes.count)} more processes` : row.label, row.steps, row.bytes, row.color, "beside")),
+      h("tbody", {}, rows.length ? rows : h("tr", { "data-key": "none" }, h("td", { colspan: 3, class: "soft" }, hidden.length ? "no process contains the word" : "no process"))),
+      h("tfoot", {}, hidden.length ? foot(`${hidden.length} without “${listed.word}”`, sum(hidden.map(({ steps }) => steps ?? 0)), sum(hidden.map(({ bytes }) => bytes ?? 0)), null, "beside") : null,
+        beside.map((row) => foot(row.name === "other processes" ? `${thousands(device.other_processes.count)} more processes` : row.label, row.steps, row.bytes, row.color, "beside")),
         total === null ? null : foot(of.unified ? "= the host" : "= the device", round(total), total, null, "sum")))));
 }
 
@@ -200,11 +221,26 @@ function findingsSection() {
     h("ul", {}, rows, more > 0 ? h("li", { "data-key": "more", class: "soft" }, `${thousands(more)} more`) : null));
 }
 
+// Returns a line for each process that has ended, with the command that shows its run.
+function endedSection() {
+  if (ended.size === 0) return null;
+  const rows = [...ended].reverse().map(([key, process]) => h("li", { "data-key": key }, h("bdi", {}, `pid ${process.pid} ${whoOf(process)}`), " has ended: ", h("code", {}, `gpumemctl report ${process.pid}`)));
+  return h("section", { id: "ended", "data-key": "ended", "aria-labelledby": "ended-h" }, h("h2", { id: "ended-h" }, "Ended since this page was opened"), h("ul", {}, rows));
+}
+
+// Makes the controls that choose and order the rows of processes.
+function listTools() {
+  const search = h("input", { type: "search", id: "find", autocomplete: "off", spellcheck: "false", placeholder: "user, program, job, pid" });
+  search.addEventListener("input", () => { listed.word = search.value.trim().toLowerCase(); drawNode(); });
+  const orders = [["used", "used"], ["tracked", "tracked"], ["untrackable", "Untrackable"], ["user", "user"], ["pid", "pid"]];
+  return [choice("sort by", "sort", orders, listed.by, (by) => { listed.by = by; drawNode(); }), h("label", { class: "find" }, h("span", { class: "soft" }, "processes with "), search)];
+}
+
 function drawNode() {
   if (node === null) return;
   const all = node.devices.map(deviceOf);
   const none = h("p", { "data-key": "none" }, "No device: ", h("bdi", {}, node.nvml.reason || "NVML has none"), ". ", h("code", {}, "gpumemctl doctor"), " says more.");
-  const fresh = h("div", { id: "panel" }, all.length ? [findingsSection(), devicesTable(all), claimsLine(node.claims), ...all.map(deviceSection)] : [none, claimsLine(node.claims)]);
+  const fresh = h("div", { id: "panel" }, all.length ? [findingsSection(), endedSection(), devicesTable(all), claimsLine(node.claims), ...all.map(deviceSection)] : [none, claimsLine(node.claims)]);
   const active = document.activeElement;
   const where = window.scrollY;
   updateTree(panel, fresh);
@@ -226,7 +262,7 @@ function startNode() {
       headline.replaceChildren("GPU memory of ", h("bdi", {}, data.host));
       document.title = `GPU memory of ${data.host}`;
       pageFooter.textContent = `gpumemd ${data.program}. This page sends it one request a second, and none to others. ${data.shows === "tags" ? "" : "It shows categories; gpumemctl report shows tags to their owner."}`;
-      if (isFirst) toolbar.replaceChildren(tools(updates(nodeSource), drawNode));
+      if (isFirst) toolbar.replaceChildren(tools([updates(nodeSource), listTools()], drawNode));
       drawNode();
       if (isFirst && location.hash) document.getElementById(location.hash.slice(1))?.scrollIntoView();
     },

@@ -34,8 +34,8 @@ pub(super) fn check_live(context: &ViewContext, key: ProcessKey, tenants: Tenant
 
 fn no_report(key: ProcessKey) -> Refused {
     let text = format!(
-        "process {} has ended, or has not used a GPU (gpumemctl runs lists those that are over)",
-        key.pid
+        "process {pid} has ended, or has not used a GPU: gpumemctl report {pid} shows its run, if there is one",
+        pid = key.pid
     );
     Refused(StatusCode::NOT_FOUND, text)
 }
