@@ -22,6 +22,28 @@ pub fn unpacked(name: &str, wanted: &[&str]) -> Option<PathBuf> {
     found
 }
 
+/// Returns the folder target/tools/NAME, in which npm has installed these packages; `file` is one of their files. `None` with a
+/// message if npm cannot fetch them.
+///
+/// # Panics
+/// If they are not available and GPUMEM_TOOLS_REQUIRED is set, because CI must not skip.
+pub fn npm(name: &str, packages: &[&str], file: &str) -> Option<PathBuf> {
+    let dir = std::env::current_exe().ok()?.ancestors().nth(3)?.join("tools").join(name);
+    let fetch = || {
+        // Timeouts for a registry that does not answer: npm's own are minutes for each request.
+        let mut npm = Command::new("timeout");
+        npm.args(["100", "npm", "install", "--no-fund", "--no-audit", "--silent", "--prefer-offline"]);
+        npm.args(["--fetch-timeout=15000", "--fetch-retries=4", "--fetch-retry-mintimeout=1000", "--prefix"]);
+        quiet(npm.arg(&dir).args(packages))
+    };
+    let is_there =
+        std::fs::create_dir_all(&dir).is_ok() && (dir.join(file).exists() || (0..4).any(|_| fetch()));
+    if !is_there {
+        skip(&format!("npm cannot fetch {packages:?}"), "apt-get install npm");
+    }
+    is_there.then_some(dir)
+}
+
 fn quiet(command: &mut Command) -> bool {
     let command = command.stdout(Stdio::null()).stderr(Stdio::null());
     command.status().is_ok_and(|status| status.success())

@@ -1,5 +1,6 @@
 //! Lane `browser`: pages in a real Chromium.
 
+mod accessibility;
 mod chosen_moment;
 mod html_report;
 mod live_page;
