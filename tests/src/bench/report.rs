@@ -4,12 +4,13 @@
 use super::memory::peak_bytes;
 use super::programs::gpumemctl;
 use super::rounds::{Contestant, Per, print_table};
+use crate::browser::{Browser, chromium};
 use gpumem_import::read_file;
 use gpumem_ledger::{Origin, ProcessKey};
 use gpumem_model::run::Run;
 use gpumem_report::rules::Groupings;
 use gpumem_report::text::{Layout, text};
-use gpumem_report::{Report, json};
+use gpumem_report::{Report, html, json};
 use gpumem_runs::recording::Writer;
 use gpumem_runs::store::Store;
 use gpumem_wire::{
@@ -19,6 +20,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Instant;
 
 const EVENTS: u64 = 10_000_000;
 const TAGS: u32 = 1_000;
@@ -61,6 +63,24 @@ pub fn run() {
         }
     }
     println!("as JSON: {} kB; store: {} kB\n", size / 1000, file_kb(&store));
+    page(&run, &folder.0);
+}
+
+/// Makes the page of the report and opens it in a browser. Its file has at most 3 MB.
+fn page(run: &Run, folder: &Path) {
+    let began = Instant::now();
+    let page = html::html(&Report::new(run, Groupings::load("default").expect("preset"), None));
+    println!("as a page: {} kB, made in {} ms", page.len() / 1000, began.elapsed().as_millis());
+    assert!(page.len() <= 3_000_000, "{}", page.len());
+    let Some(program) = chromium() else { return };
+    let file = folder.join("page.html");
+    std::fs::write(&file, page).expect("written");
+    let mut browser = Browser::start(&program, folder.join("browser"));
+    browser.show(1280, 800, false);
+    browser.open(&file);
+    browser.settle();
+    let paint = "Math.round(performance.getEntriesByName('first-contentful-paint')[0].startTime)";
+    println!("first paint after {} ms\n", browser.eval(paint));
 }
 
 fn one_run(path: &Path) -> Run {
