@@ -41,7 +41,7 @@ report() { # FILE
 
 # --no-sandbox: the page is the script's own, and a container may forbid Chromium its sandbox.
 shoot() { # URL OUT WIDTH,HEIGHT [OPTION...]
-  "$chromium" --headless --no-sandbox --disable-gpu --hide-scrollbars --user-data-dir="$dir/browser" --virtual-time-budget=5000 "${@:4}" \
+  timeout 120 "$chromium" --headless --no-sandbox --disable-gpu --hide-scrollbars --user-data-dir="$dir/browser" --virtual-time-budget=5000 "${@:4}" \
     --window-size="$3" --screenshot="$2" "$1" 2> "$dir/chromium.log" || { cat "$dir/chromium.log" >&2; exit 1; }
 }
 

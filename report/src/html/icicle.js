@@ -170,7 +170,7 @@ function pathTable(root, total, by) {
   const walk = (node, depth) => {
     for (const child of node.children) {
       if (child.bytes * 1000 < total || rows.length > 2000) continue;
-      rows.push(h("tr", {}, sized(h("th", { scope: "row" }, swatch(child.code, by), h("bdi", { class: "tag" }, child.name)), { "padding-left": `${depth}rem` }),
+      rows.push(h("tr", {}, sized(h("th", { scope: "row" }, swatch(child.code, by), h("bdi", { class: "tag" }, child.name || "(empty)")), { "padding-left": `${depth}rem` }),
         number(round(child.bytes), child.bytes), h("td", { class: "n soft" }, percent(child.bytes, total))));
       walk(child, depth + 1);
     }
