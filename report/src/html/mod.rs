@@ -4,7 +4,6 @@
 //! document in the page. Strings from processes cannot act as code: no string can end the JSON document (see [`inert`]), and the
 //! script sets text, never markup. In addition, the content security policy forbids all requests and all other scripts.
 
-mod course;
 mod data;
 mod holdings;
 

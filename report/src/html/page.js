@@ -122,6 +122,7 @@ function devicePanel({ process, device }) {
     compose();
     course.showChosen();
     paths?.redraw();
+    reachWideTables();
   };
   compose();
   return [
@@ -130,6 +131,15 @@ function devicePanel({ process, device }) {
     composed,
     bridge(process, device), gapSteps(process, device), iterations(device), counters(process), ooms(process, device), words(process, device),
   ];
+}
+
+// Puts tables that are wider than their place in the order of Tab, so that the keyboard can scroll them.
+function reachWideTables() {
+  for (const box of document.querySelectorAll("main .scroll:not([role]), main .scroll[data-wide]")) {
+    const isWide = box.scrollWidth > box.clientWidth;
+    const attributes = { "data-wide": "", tabindex: "0", role: "group", "aria-label": box.querySelector("caption")?.textContent ?? "table" };
+    for (const [name, value] of Object.entries(attributes)) isWide ? box.setAttribute(name, value) : box.removeAttribute(name);
+  }
 }
 
 const panel = h("div", { id: "panel" });
@@ -143,6 +153,7 @@ function render({ focus }) {
   const parts = [...document.querySelectorAll("main section[id]")].filter((part) => part.id !== "overview");
   links.replaceChildren(h("ul", {}, parts.map((part) => h("li", {}, h("a", { href: "#" + part.id }, part.dataset.link))), document.getElementById("text") ? h("li", {}, h("a", { href: "#text" }, "As text")) : null));
   redraws.forEach((redraw) => redraw());
+  reachWideTables();
   if (focus) document.getElementById(focus)?.focus();
 }
 
@@ -160,7 +171,10 @@ function followSize() {
     if (panel.clientWidth === width) return;
     width = panel.clientWidth;
     redraws.forEach((redraw) => redraw());
+    reachWideTables();
   }).observe(panel);
+  // `toggle` does not bubble.
+  document.addEventListener("toggle", reachWideTables, true);
   let opened = [];
   window.addEventListener("beforeprint", () => {
     opened = [...document.querySelectorAll("#entries details:not([open]), #oom details:not([open])")];
