@@ -294,7 +294,7 @@ impl RunBuilder {
         // While the device's name was unknown, its values went to a separate series, which is added here.
         let places = [AccountRef::Unnamed(index)].into_iter().chain(account.device.map(AccountRef::Device));
         for series in places.filter_map(|place| kept?.series(place)) {
-            run_device.series.absorb(series);
+            run_device.series.absorb(&series.to_series());
         }
         let Some(index) = account.device else { return has_bytes(account).then_some(run_device) };
         let device = &snapshot.devices[index];

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! input, recording   file -> records
-//! builder            records -> ledger -> runs; keeps series and recent readings, see readings
+//! builder            records -> ledger -> runs; keeps series and recent readings, see readings and live_series
 //! export             a run as a file, for another machine
 //! store              runs in an SQLite file, checkpointed while they are open
 //! ```
@@ -11,6 +11,7 @@
 pub mod builder;
 pub mod export;
 pub mod input;
+mod live_series;
 mod readings;
 pub mod recording;
 pub mod store;

@@ -4,9 +4,9 @@
 //! The daemon finds each process of every reading here, up to a hundred times a second. Therefore processes are in a hash map,
 //! and the search for a reading starts at the latest one.
 
+use crate::live_series::LiveSeries;
 use gpumem_ledger::{AccountRef, AgreedReading, ProcessKey};
 use gpumem_model::coverage::PartStart;
-use gpumem_model::series::Series;
 use std::collections::{HashMap, VecDeque};
 
 /// Number of readings kept for each device. If an agent is silent, its sample is completed up to half a second after the reading.
@@ -22,7 +22,7 @@ pub(crate) struct ProcessSeries {
     /// Counts of the earlier parts of the process's life, if there are any.
     pub before: Option<Box<PartStart>>,
     /// Series of each device. A device whose name was unknown at first has a second series from that time.
-    series: Vec<(AccountRef, Series)>,
+    series: Vec<(AccountRef, LiveSeries)>,
 }
 
 impl ProcessSeries {
@@ -32,11 +32,11 @@ impl ProcessSeries {
     }
 
     /// Returns the series of a device. If there is none, creates one with this bucket width; an existing one keeps its width.
-    pub fn series_mut(&mut self, place: AccountRef, width_ns: u64) -> &mut Series {
+    pub fn series_mut(&mut self, place: AccountRef, width_ns: u64) -> &mut LiveSeries {
         let at = match self.series.iter().position(|(known, _)| *known == place) {
             Some(at) => at,
             None => {
-                self.series.push((place, Series::new(width_ns)));
+                self.series.push((place, LiveSeries::new(width_ns)));
                 self.series.len() - 1
             }
         };
@@ -44,7 +44,7 @@ impl ProcessSeries {
     }
 
     /// Returns the series of a device, if there is one.
-    pub fn series(&self, place: AccountRef) -> Option<&Series> {
+    pub fn series(&self, place: AccountRef) -> Option<&LiveSeries> {
         self.series.iter().find(|(known, _)| *known == place).map(|(_, series)| series)
     }
 }

@@ -10,8 +10,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const WAITING: usize = 16_384;
-/// If this many runs are queued, changed runs of live processes stay in the ledger, where they can still change.
-const LIVING: usize = 512;
+/// If this many runs are queued, changed runs of live processes stay in the ledger, where they can still change. A run with a full
+/// series takes 0.1 MB, so the limit keeps the daemon small.
+const LIVING: usize = 64;
 /// Default limit of the memory of all queued runs, in bytes.
 pub(super) const BYTES: usize = 64 << 20;
 

@@ -155,6 +155,13 @@ impl Holdings {
 
     /// Adds a book for one more device (GPU or MIG instance); the caller allows at most 64.
     pub fn add_book(&mut self) -> u8 {
+        if self.books.is_empty() {
+            // Most processes use one device, and the lists' usual first growth would be to four elements.
+            self.books.reserve_exact(1);
+            self.side_memory.reserve_exact(1);
+            self.residues.reserve_exact(1);
+            self.roles.reserve_exact(1);
+        }
         self.books.push(Book::new());
         self.side_memory.push(SideMemory::default());
         self.in_flight_bytes.push(0);

@@ -24,7 +24,7 @@ mod details;
 mod error;
 mod file;
 mod open;
-mod packed;
+pub(crate) mod packed;
 mod parts;
 mod room;
 mod rows;

@@ -113,7 +113,7 @@ pub(super) fn unpack_columns(mut packed: &[u8]) -> Option<Vec<(u32, Vec<i64>)>> 
 }
 
 /// Packs buckets of a series.
-pub(super) fn pack_buckets(buckets: &[Bucket]) -> Vec<u8> {
+pub(crate) fn pack_buckets(buckets: &[Bucket]) -> Vec<u8> {
     let (mut out, mut time_ns, mut lasts) = (Vec::new(), 0, [0_i64; 3]);
     for bucket in buckets {
         let amounts = [bucket.used, bucket.tracked, bucket.untrackable];
@@ -139,7 +139,7 @@ pub(super) fn pack_buckets(buckets: &[Bucket]) -> Vec<u8> {
 }
 
 /// Unpacks buckets; `None` if the bytes are invalid.
-pub(super) fn unpack_buckets(mut packed: &[u8]) -> Option<Vec<Bucket>> {
+pub(crate) fn unpack_buckets(mut packed: &[u8]) -> Option<Vec<Bucket>> {
     let (mut buckets, mut time_ns, mut lasts) = (Vec::new(), 0_u64, [0_i64; 3]);
     while !packed.is_empty() {
         time_ns = time_ns.wrapping_add(take(&mut packed)?);
