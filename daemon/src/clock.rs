@@ -8,7 +8,7 @@ use tokio::time::{Interval, MissedTickBehavior, interval_at};
 
 /// Unit of the intervals of periodic tasks. tokio's timers have slots of 64 ms. A timer at the begin of a slot wakes the daemon
 /// once, any other one twice.
-pub(crate) const BEAT: Duration = Duration::from_millis(192);
+pub(crate) const BEAT: Duration = Duration::from_millis(256);
 
 static FIRST_BEAT: OnceLock<Instant> = OnceLock::new();
 

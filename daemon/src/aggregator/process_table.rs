@@ -35,8 +35,6 @@ struct Entry {
     changed: bool,
     /// Latest value of each reading, keyed by kind of reading and number (slot) of the device.
     readings: Vec<((u8, u8), Option<u64>)>,
-    /// Whether the run of the process has never been written.
-    is_new: bool,
     /// Whether the run of the process is in the queue `due`.
     is_due: bool,
     /// Time at which a process list first named the process (ns, CLOCK_MONOTONIC). Only set if its start time is unknown.
@@ -59,6 +57,8 @@ pub(crate) struct ProcessTable {
     processes: BTreeMap<ProcessKey, Entry>,
     /// Processes in `processes` that have ended.
     ending: BTreeSet<ProcessKey>,
+    /// Processes in `processes` whose runs have never been written.
+    new: BTreeSet<ProcessKey>,
     /// Queue of runs to be written, oldest first, each with the time since which it waits (ns, CLOCK_MONOTONIC).
     due: VecDeque<(ProcessKey, u64)>,
     closed: VecDeque<ProcessKey>,
@@ -111,7 +111,8 @@ impl ProcessTable {
         if gone.is_some() {
             self.ending.insert(key);
         }
-        self.processes.insert(key, Entry { changed: true, is_new: true, gone, ..Entry::default() });
+        self.processes.insert(key, Entry { changed: true, gone, ..Entry::default() });
+        self.new.insert(key);
         self.take_new.push(key);
         true
     }
@@ -135,6 +136,7 @@ impl ProcessTable {
         let key = ProcessKey { pid, start_ticks: 0 };
         self.processes.remove(&key);
         self.ending.remove(&key);
+        self.new.remove(&key);
         self.unseen.retain(|(_, listed), _| *listed != key);
         key
     }
@@ -246,6 +248,7 @@ impl ProcessTable {
         for (key, time_ns, _) in &ended {
             self.processes.remove(key);
             self.ending.remove(key);
+            self.new.remove(key);
             // A process without a start time is not remembered, because a later process with its pid would have the same key.
             if key.start_ticks != 0 {
                 self.closed.push_back(*key);
@@ -266,16 +269,17 @@ impl ProcessTable {
     pub(crate) fn make_due(&mut self, which: Due, now_ns: u64, has_run: impl Fn(ProcessKey) -> bool) {
         let mut new = Vec::new();
         for (&key, entry) in self.processes.iter_mut().filter(|(_, entry)| entry.changed && !entry.is_due) {
-            if entry.is_new && (entry.may_be_identified(&key) || !has_run(key)) {
+            let is_new = self.new.contains(&key);
+            if is_new && (entry.may_be_identified(&key) || !has_run(key)) {
                 continue;
             }
-            entry.is_due = entry.is_new || which == Due::All || which == Due::Covered && entry.had_agent;
-            if entry.is_new {
+            entry.is_due = is_new || which == Due::All || which == Due::Covered && entry.had_agent;
+            if is_new {
                 new.push(key);
             } else if entry.is_due {
                 self.due.push_back((key, now_ns));
             }
-            entry.is_new = false;
+            self.new.remove(&key);
         }
         new.sort_by_key(|key| std::cmp::Reverse((key.start_ticks, key.pid)));
         new.into_iter().for_each(|key| self.due.push_front((key, now_ns)));
@@ -302,7 +306,7 @@ impl ProcessTable {
     }
 
     pub(crate) fn has_new(&self) -> bool {
-        self.processes.values().any(|entry| entry.is_new)
+        !self.new.is_empty()
     }
 
     pub(crate) fn live(&self) -> Vec<ProcessKey> {
@@ -312,7 +316,8 @@ impl ProcessTable {
     /// Marks a process as changed and never written, because a new part of its run begins.
     pub(crate) fn begin_part(&mut self, key: ProcessKey) {
         if let Some(entry) = self.processes.get_mut(&key) {
-            (entry.changed, entry.is_new) = (true, true);
+            entry.changed = true;
+            self.new.insert(key);
         }
     }
 

@@ -81,6 +81,8 @@ struct Table {
     users: facts::Users,
     /// Number of running processes without a pidfd.
     without_pidfd: usize,
+    /// Whether facts of a process in `live` may have to be retried.
+    has_late: bool,
 }
 
 impl Table {
@@ -224,6 +226,7 @@ impl Processes {
         table.unannounced.push((key, Arc::clone(&facts)));
         table.take_new.push(key);
         let late = LateFacts::of_container(&self.inner.settings, &facts);
+        table.has_late |= late.is_some();
         table.live.insert(key.pid, Entry { key, generation, pidfd, facts, gpus: Vec::new(), late });
     }
 

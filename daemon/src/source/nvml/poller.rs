@@ -35,8 +35,9 @@ const RETRY_NS: u64 = SECOND;
 const MAX_RETRY_NS: u64 = 30 * SECOND;
 /// Time after which an opened library counts as working, so that the retry interval starts small again (ns).
 const STABLE_NS: u64 = 10 * SECOND;
-/// Maximum delay of memory samples before they are written, in ns.
-const FLUSH_NS: u64 = 50_000_000;
+/// Maximum delay of memory samples before they are written, in ns. They are written in the last wake-up before that, because
+/// each write wakes the parent.
+const FLUSH_NS: u64 = 220_000_000;
 /// Maximum number of actions before frames are written and commands are read.
 const MAX_ACTIONS: u32 = 64;
 /// Time for which NVML stays closed while a GPU is being unbound from the driver, in seconds. Guides suggest the same time for
@@ -44,6 +45,8 @@ const MAX_ACTIONS: u32 = 64;
 const UNBIND_S: u64 = 60;
 /// Maximum sleep in ns. The poller writes changed totals at least this often, so that the parent sees that it works.
 const PULSE_NS: u64 = SECOND;
+/// The totals are written early, by up to this time (ns), when the poller is awake anyway.
+const PULSE_EARLY_NS: u64 = SECOND / 4;
 
 /// Reads commands from standard input; keeps a line that has not arrived completely.
 #[derive(Debug, Default)]
@@ -225,23 +228,21 @@ impl Poller {
             }
             wait = self.act()?;
         }
+        wait = wait.min(self.pulse_ns);
         let now = now_ns();
-        if self.is_urgent || now.saturating_sub(self.flushed_ns) >= FLUSH_NS {
+        if self.is_urgent || wait > self.flushed_ns.saturating_add(FLUSH_NS) {
             self.out.flush()?;
             (self.flushed_ns, self.is_urgent) = (now, false);
         } else if wait > now {
             self.out.set_call(Call::Nothing);
-            if !self.out.frames.is_empty() {
-                wait = wait.min(self.flushed_ns + FLUSH_NS);
-            }
         }
-        Ok(wait.min(self.pulse_ns))
+        Ok(wait)
     }
 
     /// Does the next action. Returns the time of the one after it (ns).
     fn act(&mut self) -> io::Result<u64> {
         let now = now_ns();
-        if now >= self.pulse_ns {
+        if now.saturating_add(PULSE_EARLY_NS) >= self.pulse_ns {
             self.pulse_ns = now + PULSE_NS;
             self.write_totals(now);
             self.is_urgent = true;

@@ -49,7 +49,7 @@ const STALL: Duration = Duration::from_millis(400);
 const DOWN: Duration = Duration::from_secs(1);
 /// Time without readings after which the source counts as down while the poller is idle. It updates its call state every second.
 const DOWN_IDLE: Duration = Duration::from_millis(2500);
-/// Age of the poller's records that shows that the daemon was stopped (ns). Normally the records are written within 50 ms.
+/// Age of the poller's records that shows that the daemon was stopped (ns). Normally the records are written within 220 ms.
 const STOPPED_NS: u64 = SECOND * 3 / 10;
 /// Pause in which agents' records are read first, before NVML records older than [`STOPPED_NS`] are translated.
 const AGENTS_FIRST: Duration = Duration::from_millis(250);
