@@ -122,6 +122,7 @@ pub async fn run(setup: Setup, settings: Settings, mut signals: Signals) -> anyh
         sources: Box::new(sources),
         shown: settings.shown.clone().into(),
         shares: UserShares::default(),
+        identities: Default::default(),
     });
     set_self_reports(&agents, &context);
     let http_connections = Arc::new(AtomicUsize::new(settings.http_connections));

@@ -83,6 +83,8 @@ pub struct ViewContext {
     pub shown: Mutex<ViewSettings>,
     /// Processor time that each user's answers have taken.
     pub shares: UserShares,
+    /// Labels that scrapes write again.
+    pub identities: prometheus::Identities,
 }
 
 /// Refusal of a request: the HTTP status, and the reason for the user.

@@ -30,6 +30,7 @@ use crate::view::Health;
 use crate::view::{ViewContext, ViewSettings};
 pub use devices::MAX_SERIES_PER_DEVICE;
 use families::Families;
+pub use processes::Identities;
 use processes::ProcessSeries;
 use std::time::Instant;
 
@@ -49,8 +50,9 @@ fn scrape_as(context: &ViewContext, shown: ViewSettings) -> String {
     let health = context.sources.health();
     let mut families = Families::new(shown.max_series);
     devices::collect(&published, &health, &mut families);
+    let findings = context.run_writer.findings();
     let folded =
-        ProcessSeries::new(&published, &health, &shown, context.run_writer.findings()).write(&mut families);
+        ProcessSeries::new(&published, &health, &shown, findings, &context.identities).write(&mut families);
     context.stats.add(Count::SeriesFolded, families.omitted());
     let mut text = families.text();
     own::write(context, &health, &published, folded, &mut text);
@@ -74,6 +76,7 @@ pub fn max_series_per_process(shown: &ViewSettings, devices: usize) -> usize {
 #[cfg(test)]
 pub(super) fn of_processes(published: &Published, health: &Health, shown: &ViewSettings) -> String {
     let mut families = Families::new(shown.max_series);
-    ProcessSeries::new(published, health, shown, &Default::default()).write(&mut families);
+    ProcessSeries::new(published, health, shown, &Default::default(), &Default::default())
+        .write(&mut families);
     families.text()
 }

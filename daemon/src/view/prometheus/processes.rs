@@ -11,15 +11,16 @@ use super::names::{EXTRA_CATEGORIES, EXTRA_TAGS, Names, REST};
 use crate::aggregator::Published;
 use crate::clock::{process_age, since_boot};
 use crate::config::Tenants;
+use crate::os::lock;
 use crate::run_writer::LiveFindings;
 use crate::stats::Family;
 use crate::view::rows::{ConsistentSample, flags};
 use crate::view::{Health, ViewSettings};
-use gpumem_ledger::{AccountView, ClosedSample, ProcessKey, ProcessView};
+use gpumem_ledger::{AccountView, ClosedSample, Facts, ProcessKey, ProcessView};
 use gpumem_model::owner::{CLAIMED, Owner, OwnerField};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, RandomState};
-use std::sync::OnceLock;
+use std::sync::{Arc, Mutex, OnceLock};
 
 const PROCESS: &[&str] = &["pid", "start"];
 const IDENTITY: &[&str] = &[
@@ -97,6 +98,35 @@ pub(super) struct Folded {
     pub room: u64,
 }
 
+/// Labels with the identity of each process in the last scrape, with the facts from which they were made. Facts seldom change, and
+/// these labels take as long as the other series of a process.
+#[derive(Debug, Default)]
+pub struct Identities(Mutex<HashMap<ProcessKey, (Arc<Facts>, Labels)>>);
+
+impl Identities {
+    /// Drops those of other processes than `live`, which is sorted by start and pid.
+    fn keep(&self, live: &[&ProcessView]) {
+        let order = |key: &ProcessKey| (key.start_ticks, key.pid);
+        let mut known = lock(&self.0);
+        if known.len() > live.len() {
+            known.retain(|key, _| {
+                live.binary_search_by_key(&order(key), |process| order(&process.key)).is_ok()
+            });
+        }
+    }
+
+    /// Writes the identity of a process; `own` has its first labels.
+    fn write(&self, process: &ProcessView, own: &Labels, out: &mut Families) {
+        let mut known = lock(&self.0);
+        let make = || (Arc::clone(&process.facts), identity_labels(&process.facts, own));
+        let (facts, labels) = known.entry(process.key).or_insert_with(make);
+        if !Arc::ptr_eq(facts, &process.facts) {
+            (*facts, *labels) = make();
+        }
+        out.add(&INFO, labels, 1_u64);
+    }
+}
+
 /// Index of a device in the snapshot, and a process's account and values on that device.
 type OnDevice<'a> = (usize, &'a AccountView, Amounts<'a>);
 
@@ -104,6 +134,7 @@ pub(super) struct ProcessSeries<'a> {
     published: &'a Published,
     shown: &'a ViewSettings,
     live: &'a LiveFindings,
+    identities: &'a Identities,
     /// Whether this machine has the device, for each device of the snapshot.
     is_present: Vec<bool>,
     /// Labels of each device of the snapshot. Writing a UUID for each process would take longer than the process's numbers.
@@ -116,11 +147,12 @@ impl<'a> ProcessSeries<'a> {
         health: &Health,
         shown: &'a ViewSettings,
         live: &'a LiveFindings,
+        identities: &'a Identities,
     ) -> Self {
         let devices = &published.snapshot.devices;
         let is_present = devices.iter().map(|device| health.nvml.may_have(device.name)).collect();
         let device_labels = devices.iter().map(|device| devices::labels(device, health)).collect();
-        ProcessSeries { published, shown, live, is_present, device_labels }
+        ProcessSeries { published, shown, live, identities, is_present, device_labels }
     }
 
     pub(crate) fn write(&self, out: &mut Families) -> Folded {
@@ -128,6 +160,7 @@ impl<'a> ProcessSeries<'a> {
         let mut live: Vec<_> = running.filter(|process| !process.accounts.is_empty()).collect();
         live.sort_by_key(|process| (process.key.start_ticks, process.key.pid));
         self.write_counts(&live, out);
+        self.identities.keep(&live);
         let up = since_boot();
         // Reserve room for the series of the process `(other)`.
         let categories = self.shown.rules.structure.rules.len();
@@ -208,7 +241,7 @@ impl<'a> ProcessSeries<'a> {
         };
         let own = process_labels(Labels::new(), &pid, &start);
         match is_named {
-            true => write_info(process, &own, out),
+            true => self.identities.write(process, &own, out),
             false => out.add(&INFO, &own, 1_u64),
         }
         if process.coverage.covered && is_named {
@@ -284,8 +317,7 @@ fn process_labels(labels: Labels, pid: &str, start: &str) -> Labels {
     labels.with("pid", pid).with("start", start)
 }
 
-fn write_info(process: &ProcessView, own: &Labels, out: &mut Families) {
-    let facts = &process.facts;
+fn identity_labels(facts: &Facts, own: &Labels) -> Labels {
     let owner = Owner::of(&facts.seen, &facts.claims, facts.uid);
     let mut labels = owner.iter().fold(own.clone(), |labels, field| labels.with(field.label(), &field.value));
     if let Some(cgroup) = facts.seen.get("cgroup") {
@@ -295,5 +327,39 @@ fn write_info(process: &ProcessView, own: &Labels, out: &mut Families) {
     if !claimed.is_empty() {
         labels = labels.with(CLAIMED, &claimed.join(" "));
     }
-    out.add(&INFO, &labels, 1_u64);
+    labels
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gpumem_ledger::{Ledger, Origin};
+    use gpumem_wire::{Body, Reading, Record, Stamp};
+
+    fn facts(ledger: &mut Ledger, pid: u32, facts: &str) {
+        let body = Body::ProcessFacts { start_ticks: 7, uid: Reading::of(1000), parent_pid: 1, facts };
+        ledger.observe(Origin::Host, &Record { stamp: Stamp { thread: pid, ..Stamp::default() }, body });
+    }
+
+    #[test]
+    fn identity_follows_changed_facts_and_goes_with_its_process() {
+        let (mut ledger, identities) = (Ledger::new(), Identities::default());
+        let written = |ledger: &Ledger, identities: &Identities| {
+            let (snapshot, mut out) = (ledger.snapshot(), Families::new(9));
+            let live: Vec<&ProcessView> = snapshot.running().collect();
+            identities.keep(&live);
+            live.iter().for_each(|process| identities.write(process, &Labels::new(), &mut out));
+            out.text()
+        };
+        facts(&mut ledger, 1, "comm=python");
+        facts(&mut ledger, 2, "comm=other");
+        let first = written(&ledger, &identities);
+        assert_eq!(written(&ledger, &identities), first);
+        facts(&mut ledger, 1, "slurm_job=42");
+        let changed = written(&ledger, &identities);
+        assert!(changed.contains("slurm_job=\"42\"") && !first.contains("slurm_job"), "{changed}");
+        ledger.remove_process(ProcessKey { pid: 2, start_ticks: 7 });
+        assert!(!written(&ledger, &identities).contains("other"));
+        assert_eq!(lock(&identities.0).len(), 1);
+    }
 }

@@ -85,6 +85,7 @@ impl Node {
             shown: shown.into(),
             fixed: StartupInfo::default(),
             shares: Default::default(),
+            identities: Default::default(),
         };
         let mut node = Node { core, context, thread };
         for index in 0..devices {
