@@ -1,9 +1,10 @@
 //! Reads the kernel's log, which is /dev/kmsg, a growing file or a pipe, without blocking and in bounded pieces.
 
 use super::parse;
+use rustix::buffer::spare_capacity;
 use rustix::fs::OFlags;
 use std::fs::{File, OpenOptions};
-use std::io::{ErrorKind, Read, Seek, SeekFrom};
+use std::io::{ErrorKind, Seek, SeekFrom};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -96,11 +97,13 @@ impl OpenLog {
     }
 
     fn read(&mut self, lines: &mut Vec<String>) -> std::io::Result<()> {
-        let mut piece = vec![0; PIECE];
+        let mut piece = Vec::with_capacity(PIECE);
         for _ in 0..PIECES {
-            let bytes = match self.file.read(&mut piece) {
+            piece.clear();
+            let read = rustix::io::read(&self.file, spare_capacity(&mut piece));
+            let bytes = match read.map_err(std::io::Error::from) {
                 Ok(0) => return Ok(()),
-                Ok(count) => piece.get(..count).unwrap_or_default(),
+                Ok(_) => piece.as_slice(),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
                 // The kernel overwrote records before they were read, so continue with the next ones.
