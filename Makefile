@@ -95,6 +95,7 @@ fuzz:
 bench: build fake-gpu
 	@CARGO="$(CARGO)" tests/tools/lanes.py fast timing peers systemd --bars
 	$(CARGO) run --release --locked -p gpumem-tests --bin bench
+	$(CARGO) run --release --locked -p gpumemd --example day
 
 # The Python package with the agent and both programs, for systems from glibc 2.17 on: target/wheel/.
 wheel:
