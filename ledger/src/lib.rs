@@ -80,7 +80,7 @@ pub use history::counters::{MAX_COUNTER_POINTS, MAX_COUNTERS};
 pub use history::program_data::MAX_MARKS;
 pub use history::ranges::{MAX_RANGES, MAX_SPANS, MAX_SPANS_OF_FILE};
 pub use history::trend::TrendView;
-pub use ledger::{Ledger, STALE_AFTER_NS};
+pub use ledger::{Ledger, PRELOADED, STALE_AFTER_NS};
 pub use process::coverage::{Blocked, Coverage, EarlierRecords, Facts};
 pub use process::view::{AccountView, PeakView, ProcessView};
 pub use rows::row::AnomalyCounts;

@@ -21,6 +21,8 @@ use std::sync::Arc;
 pub trait Sink {
     /// Takes one record.
     fn observe(&mut self, origin: Origin, record: &Record<'_>);
+    /// Reads the data that the next records of an origin need; see [`Ledger::preload`].
+    fn preload(&self, _origin: Origin, _records: &[Record<'_>]) {}
     /// Takes a caveat, a note for readers of the runs: a stable code, and a sentence.
     fn caveat(&mut self, code: &str, text: String);
     /// Counts lines or records that could not be read.
@@ -331,6 +333,10 @@ impl Sink for RunBuilder {
         if let gpumem_wire::Body::SampleEnd { number, .. } = record.body {
             self.note_reading(number);
         }
+    }
+
+    fn preload(&self, origin: Origin, records: &[Record<'_>]) {
+        self.ledger.preload(origin, records.iter());
     }
 
     fn caveat(&mut self, code: &str, text: String) {

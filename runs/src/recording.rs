@@ -2,7 +2,7 @@
 
 use crate::builder::Sink;
 use crate::input::{Error, Input};
-use gpumem_ledger::{Origin, ProcessKey};
+use gpumem_ledger::{Origin, PRELOADED, ProcessKey};
 use gpumem_wire::{Body, CodecError, MAJOR, Record, Stamp, frame};
 use std::io::{self, Read, Write};
 
@@ -97,6 +97,31 @@ impl Origins {
     }
 }
 
+/// Decoded records of one origin that the sink has not taken yet.
+struct Batch<'b> {
+    origin: Origin,
+    records: Vec<Record<'b>>,
+}
+
+impl<'b> Batch<'b> {
+    fn new() -> Self {
+        Batch { origin: Origin::Host, records: Vec::with_capacity(PRELOADED) }
+    }
+
+    fn push(&mut self, origin: Origin, record: Record<'b>, sink: &mut dyn Sink) {
+        if origin != self.origin || self.records.len() == PRELOADED {
+            self.pass_to(sink);
+            self.origin = origin;
+        }
+        self.records.push(record);
+    }
+
+    fn pass_to(&mut self, sink: &mut dyn Sink) {
+        sink.preload(self.origin, &self.records);
+        self.records.drain(..).for_each(|record| sink.observe(self.origin, &record));
+    }
+}
+
 /// Reads a recording up to its end, or up to the first damaged frame, which is reported as a caveat. Records that cannot be decoded
 /// are counted and skipped.
 ///
@@ -137,6 +162,7 @@ pub fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
         start += skipped;
         skip -= skipped;
         let mut rest = &buffer[start..end];
+        let mut batch = Batch::new();
         let stop = loop {
             match frame::split_frame(rest) {
                 Ok(Some((slot, payload, after))) => {
@@ -144,7 +170,7 @@ pub fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
                         Ok(record) => {
                             records += 1;
                             match origins.origin_of(&record) {
-                                Some(origin) => sink.observe(origin, &record),
+                                Some(origin) => batch.push(origin, record, sink),
                                 None => orphans += u64::from(origins.now.is_none()),
                             }
                         }
@@ -157,6 +183,7 @@ pub fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
                 Err(error) => break Some(error),
             }
         };
+        batch.pass_to(sink);
         start = end - rest.len();
         match stop {
             Some(frame::Error::Length(_)) => break stop,

@@ -12,8 +12,8 @@ use crate::limits::user_queue::QueueSlot;
 use crate::limits::user_share::CpuCharge;
 use crate::run_writer::{EarlierCounts, RunWriter};
 use crate::stats::{Count, Stats, Timing};
-use batch::{Batch, DeferredBatches, begins_agent};
-use gpumem_ledger::{Limits, Origin, ProcessKey, ProcessView, RefusedRecords, Snapshot};
+use batch::{Batch, DeferredBatches, FRAMES, LONG, begins_agent};
+use gpumem_ledger::{Limits, Origin, PRELOADED, ProcessKey, ProcessView, RefusedRecords, Snapshot};
 use gpumem_model::run::{Run, Source};
 use gpumem_runs::builder::{RunBuilder, Sink};
 use gpumem_wire::{Absence, Body, Record, Stamp, frame};
@@ -340,17 +340,27 @@ impl Aggregator {
             return;
         }
         // The source has checked the frames. If one is invalid nevertheless, the rest of the batch is dropped.
-        while let Ok(Some((slot, payload, after))) = frame::split_frame(rest) {
-            if let Ok(record) = Record::decode(slot, payload) {
+        let (mut unread, mut next) = (rest, Vec::with_capacity(PRELOADED));
+        while !is_long {
+            while next.len() < PRELOADED
+                && let Ok(Some((slot, payload, after))) = frame::split_frame(unread)
+            {
+                unread = after;
+                next.extend(Record::decode(slot, payload).ok().map(|record| (record, after)));
+            }
+            if next.is_empty() {
+                break;
+            }
+            self.builder.ledger().preload(batch.origin, next.iter().map(|(record, _)| record));
+            for (record, after) in next.drain(..) {
                 has_news |= !matches!(record.body, Body::Watermark { .. });
                 self.observe(batch.origin, &record);
-                records += 1;
-            }
-            rest = after;
-            // Processor time decides whether the batch is split: on a busy machine the elapsed time includes other work.
-            is_long = records % batch::FRAMES == 0 && began.elapsed() >= batch::LONG && took() >= batch::LONG;
-            if is_long {
-                break;
+                (rest, records) = (after, records + 1);
+                // Processor time decides whether the batch is split: on a busy machine the elapsed time includes other work.
+                is_long = records % FRAMES == 0 && began.elapsed() >= LONG && took() >= LONG;
+                if is_long {
+                    break;
+                }
             }
         }
         self.stats.add(Count::Records, records);

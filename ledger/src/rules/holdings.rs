@@ -42,6 +42,8 @@ pub(crate) struct Holdings {
     /// Pools by index; destroyed pools stay as empty entries.
     pub pools: Vec<Pool>,
     pub(super) pool_ids: Map<u64, u32>,
+    /// Index of the pool of the last block; most records concern the same pool.
+    pub(super) last_pool: u32,
     /// Bytes that segments took from each extent (piece of booked memory).
     pub(super) carved: Map<Extent, Carved>,
     /// Whether unreported segments may exist, because the agent was late or records were lost.
@@ -260,7 +262,7 @@ impl Holdings {
 
     /// Books a `Retag`: a new tag or role of the row with birth number `seq`.
     pub fn retag(&mut self, address: u64, pool: u64, seq: u64, stamp: &Stamp, use_as: (Role, Phase)) {
-        let pool_index = if pool == 0 { None } else { self.pool_ids.get(&pool).copied() };
+        let pool_index = if pool == 0 { None } else { self.pool_of(pool) };
         let block = pool_index.and_then(|index| {
             let row = self.pools[index as usize].blocks.get(&address).filter(|row| row.seq == seq)?;
             Some((Extent::Block(index, address), *row))

@@ -14,13 +14,17 @@ use crate::rows::pool::Pool;
 use crate::rows::row::{Extent, LARGE_BYTES, MAX_BYTES, Row};
 use crate::rules::holdings::Holdings;
 use gpumem_model::run::Class;
-use gpumem_wire::{Flags, FreeState, MemoryKind, Phase, PoolOwner, Role, Stamp};
+use gpumem_wire::{Body, Flags, FreeState, MemoryKind, Phase, PoolOwner, Role, Stamp};
 use std::collections::hash_map::Entry;
+
+/// Number of rows (40 bytes each) that the caches of one processor core are assumed to hold.
+const CACHED_ROWS: usize = 16_384;
 
 impl Holdings {
     /// Returns the index of a pool, creating it if no record has (default pools, late agent).
     pub fn pool_index(&mut self, id: u64, owner: PoolOwner, book: u8) -> u32 {
-        if let Some(&index) = self.pool_ids.get(&id) {
+        if let Some(index) = self.pool_of(id) {
+            self.last_pool = index;
             return index;
         }
         let index = self.pools.len() as u32;
@@ -28,6 +32,29 @@ impl Holdings {
         self.pools.push(Pool { id, owner, book, idle: IDLE, opaque, generation, ..Pool::default() });
         self.pool_ids.insert(id, index);
         index
+    }
+
+    /// Returns the index of a pool that was not destroyed.
+    #[inline]
+    pub fn pool_of(&self, id: u64) -> Option<u32> {
+        match self.pools.get(self.last_pool as usize) {
+            Some(last) if last.id == id && !last.gone => Some(self.last_pool),
+            _ => self.pool_ids.get(&id).copied(),
+        }
+    }
+
+    /// Reads the row that a record is about to create or remove, if there are more rows than the processor's caches hold. Returns
+    /// a field of the row.
+    #[inline]
+    pub fn read_row(&self, body: &Body<'_>) -> Option<u64> {
+        let (rows, address) = match *body {
+            Body::BlockAlloc { address, pool, .. } | Body::BlockFree { address, pool, .. } => {
+                (&self.pools.get(self.pool_of(pool)? as usize)?.blocks, address)
+            }
+            Body::AllocEnd { address, .. } | Body::FreeBegin { address } => (&self.allocations, address),
+            _ => return None,
+        };
+        if rows.len() < CACHED_ROWS { None } else { rows.get(&address).map(|row| row.seq) }
     }
 
     /// Books a `PoolCreate`. `blocks`: the pool reports its blocks.
@@ -106,7 +133,7 @@ impl Holdings {
 
     /// Returns booked and allocated bytes of a driver pool.
     fn driver_pool(&self, id: u64) -> (u64, u64) {
-        let pool = self.pool_ids.get(&id).map(|&index| &self.pools[index as usize]);
+        let pool = self.pool_of(id).map(|index| &self.pools[index as usize]);
         pool.map_or((0, 0), |pool| (pool.reserved, pool.used))
     }
 
@@ -120,8 +147,8 @@ impl Holdings {
 
     /// Books a `PoolCheck`: keeps the owner's total and the ledger's, for views.
     pub fn pool_check(&mut self, id: u64, owner_bytes: u64) {
-        match self.pool_ids.get(&id) {
-            Some(&index) => {
+        match self.pool_of(id) {
+            Some(index) => {
                 let pool = &mut self.pools[index as usize];
                 // The owner's total does not include pending blocks.
                 let live = pool.block_bytes.wrapping_sub(pool.pending_bytes);
@@ -301,7 +328,7 @@ impl Holdings {
 
     #[inline]
     pub fn block_free(&mut self, address: u64, pool: u64, state: FreeState) {
-        let Some(&index) = self.pool_ids.get(&pool) else {
+        let Some(index) = self.pool_of(pool) else {
             self.anomalies.unknown_frees += 1;
             return;
         };

@@ -55,7 +55,7 @@ impl Holdings {
     /// Books a `SegmentRemove` of a range, which may contain several segments or a part of one. 0 bytes: the segment at
     /// `address`.
     pub fn remove_segment(&mut self, address: u64, bytes: u64, pool: u64) {
-        let Some(&index) = self.pool_ids.get(&pool) else {
+        let Some(index) = self.pool_of(pool) else {
             self.anomalies.unknown_handles += 1;
             return;
         };

@@ -7,7 +7,7 @@
 
 use super::rounds::{Contestant, Per, print_table};
 use super::traffic::{Floor, ROWS, Stream, TAGS, Traffic, packets, tag_name};
-use gpumem_ledger::{Class, Ledger, Origin, ProcessKey};
+use gpumem_ledger::{Class, Ledger, Origin, PRELOADED, ProcessKey};
 use gpumem_wire::{Body, Record, Stamp, frame};
 use std::collections::HashMap;
 use std::hint::black_box;
@@ -25,14 +25,24 @@ fn replay(floor: &mut Floor, events: &[Record<'_>]) {
 
 #[inline(never)]
 fn observe(ledger: &mut Ledger, events: &[Record<'_>]) {
-    events.iter().for_each(|event| ledger.observe(AGENT, event));
+    for events in events.chunks(PRELOADED) {
+        ledger.preload(AGENT, events.iter());
+        events.iter().for_each(|event| ledger.observe(AGENT, event));
+    }
 }
 
 #[inline(never)]
 fn observe_packets(ledger: &mut Ledger, packets: &[u8]) {
-    for record in frame::records(packets) {
-        let record = record.expect("whole frames").expect("known kinds");
-        ledger.observe(AGENT, &record);
+    let mut frames = frame::records(packets);
+    let mut records = Vec::with_capacity(PRELOADED);
+    loop {
+        let next = frames.by_ref().take(PRELOADED);
+        records.extend(next.map(|record| record.expect("whole frames").expect("known kinds")));
+        if records.is_empty() {
+            break;
+        }
+        observe(ledger, &records);
+        records.clear();
     }
 }
 
