@@ -197,7 +197,7 @@ fn first_line(line: &[u8], path: &Path) -> Result<Head, Error> {
     if line.last() != Some(&b'\n') {
         return Err(damaged("it ends within its first line".into()));
     }
-    let head: Head = serde_json::from_value(first)
+    let head: Head = serde_json::from_slice(line)
         .map_err(|error| damaged(format!("its first line is incomplete: {error}")))?;
     if head.bytes > MAX_BYTES {
         return Err(damaged(format!("announces {} bytes, and a run has at most {MAX_BYTES}", head.bytes)));

@@ -11,10 +11,11 @@ use anyhow::Result;
 use gpumem_model::control::{Doctor, HiddenRun, Marked, Ps, Recorded, Refusal, Released};
 use gpumem_model::run::Run;
 use gpumem_report::oom::at::TimeWindow;
+use hyper::body::Bytes;
 use hyper::{Method, StatusCode};
 use samples::percent_encoded;
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -45,6 +46,13 @@ pub(crate) enum RunSelector<'a> {
     Job(&'a str),
     /// Runs whose process ended or ran out of memory around a time.
     TimeWindow(TimeWindow),
+}
+
+/// Part of a reply: [`RunReply::id`]. It is read apart from the run, because the two in one structure would need a second parser.
+#[derive(Deserialize)]
+struct StoredId {
+    #[serde(default)]
+    id: Option<String>,
 }
 
 #[derive(Debug)]
@@ -105,13 +113,11 @@ impl Daemon {
 
     /// Returns the selected runs, the newest first. A reply has the run's fields, and its id in the daemon's store.
     pub(crate) fn runs(&self, selector: RunSelector<'_>) -> Result<Vec<RunReply>> {
-        let list: Vec<Value> = self.get(&format!("/v1/runs{}", selector.query('?')), RUNS)?;
-        let run = |reply: Value| {
-            let id = reply.get("id").and_then(Value::as_str).map(str::to_owned);
-            let run = serde_json::from_value(reply).map_err(|error| self.not_understood("a run", &error))?;
-            Ok(RunReply { id, run })
-        };
-        list.into_iter().map(run).collect()
+        let body = self.body(Method::GET, &format!("/v1/runs{}", selector.query('?')), RUNS)?;
+        let unknown = |error| self.not_understood("a run", &error);
+        let ids: Vec<StoredId> = serde_json::from_slice(&body).map_err(unknown)?;
+        let runs: Vec<Run> = serde_json::from_slice(&body).map_err(unknown)?;
+        Ok(ids.into_iter().zip(runs).map(|(StoredId { id }, run)| RunReply { id, run }).collect())
     }
 
     /// Returns pid, user and devices of the selected runs of other users; empty if the daemon does not support this.
@@ -147,11 +153,17 @@ impl Daemon {
     }
 
     fn request<T: DeserializeOwned>(&self, method: Method, path: &str, within: Duration) -> Result<T> {
+        let body = self.body(method, path, within)?;
+        serde_json::from_slice(&body).map_err(|error| self.not_understood(path, &error))
+    }
+
+    /// Returns the body of a successful reply.
+    fn body(&self, method: Method, path: &str, within: Duration) -> Result<Bytes> {
         let at = self.socket.path.display();
         let (status, body) = http::request(&self.socket, method, path, within.min(self.max_timeout))
             .map_err(|why| Kind::NoAnswer.error(format!("the daemon at {at}: {why}")))?;
         if status.is_success() {
-            return serde_json::from_slice(&body).map_err(|error| self.not_understood(path, &error));
+            return Ok(body);
         }
         let reason = serde_json::from_slice::<Refusal>(&body).ok().map(|refusal| refusal.error);
         Err(match (status, reason) {

@@ -406,6 +406,21 @@ fn nested_segment_before_its_outer_block() {
 }
 
 #[test]
+fn id_of_a_destroyed_pool_names_another_pool() {
+    check(
+        |s| {
+            with_segment(s);
+            s.tag("w").block(0x1000, 96, 3);
+            s.say(Body::PoolDestroy { pool: 3 });
+            s.segment(0x1000, 4096, 3);
+            s.tag("x").block(0x1000, 64, 3);
+            assert_eq!(s.account().pools.len(), 1);
+        },
+        &["tracked 4096 = block:x 64 + idle 4032"],
+    );
+}
+
+#[test]
 fn pool_destroyed_with_live_blocks_leaves_direct_memory() {
     check(
         |s| {

@@ -269,7 +269,7 @@ impl Stored {
 
 fn from_text<T: DeserializeOwned>(body: &Value) -> Option<T> {
     match body {
-        Value::Text(text) => serde_json::from_str(text).ok(),
+        Value::Text(text) => serde_json::from_slice(text.as_bytes()).ok(),
         _ => None,
     }
 }

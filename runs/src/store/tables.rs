@@ -242,8 +242,9 @@ pub(super) fn json(value: &impl Serialize) -> Result<String> {
 }
 
 pub(super) fn from_json<T: DeserializeOwned>(row: &Row<'_>, at: usize) -> Result<T> {
-    let text = row.get_ref(at)?.as_str()?;
-    serde_json::from_str(text).map_err(|error| Error::FromSqlConversionFailure(at, Type::Text, error.into()))
+    let text = row.get_ref(at)?.as_str()?.as_bytes(); // like all other JSON of runs, so that the parser is compiled once
+    serde_json::from_slice(text)
+        .map_err(|error| Error::FromSqlConversionFailure(at, Type::Text, error.into()))
 }
 
 /// Collects rows (index, value) that are sorted by index into a list. Fails unless the indexes are 0, 1, 2, ...
