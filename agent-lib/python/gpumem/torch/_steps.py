@@ -30,6 +30,8 @@ class Steps:
         #: Optimizers by object address, and the number of steps of each.
         self.known: Dict[int, Any] = {}
         self.done: Dict[int, int] = sweeper.done
+        #: For each optimizer, the value of `count` when it was registered.
+        self.added: Dict[int, int] = {}
         #: The optimizer whose steps count as the program's steps.
         self.first: Optional[Any] = None
         #: Addresses of the other optimizers that made a step since its last one.
@@ -65,7 +67,7 @@ class Steps:
         if known is not None and known() is optimizer:
             return
         self.known[key] = weakref.ref(optimizer, lambda gone: self._gone(key, gone))
-        self.done[key] = 0
+        self.done[key], self.added[key] = 0, self.count
         kind = type(optimizer)
         _codes.register_optimizer(kind)
         _codes.register_others()
@@ -83,7 +85,7 @@ class Steps:
         """Removes an optimizer that has died, possibly during interpreter shutdown."""
         try:
             if self.known.get(key) is reference:
-                del self.known[key], self.done[key]
+                del self.known[key], self.done[key], self.added[key]
                 self.others.discard(key)
                 self.sweeper.states.pop(key, None)
                 functions.module_gone(key)
@@ -93,19 +95,27 @@ class Steps:
     def counts(self, optimizer: Any, key: int, number: int) -> bool:
         """Returns whether a step of an optimizer, its `number`-th, is a step of the program.
 
-        Of optimizers that take turns, one counts. Another one replaces it when it makes two steps in a row, or when it begins
-        after several steps of the first alone, as after a restart.
+        Of optimizers that take turns, one counts. Another one replaces it when it makes two steps in a row, when it begins
+        after several steps of the first alone, as after a restart, or when it was made for the same parameters since.
         """
         first = self.first() if self.first is not None else None
         if first is optimizer:
             self.alone = 0 if self.others else self.alone + 1
-        elif first is None or key in self.others or (number == 0 and self.alone > 1 and not self.others):
+        elif first is None or key in self.others or (number == 0 and (self.alone > 1 and not self.others or self._replaces(optimizer, first))):
             self.first, self.alone = self.known.get(key), 1
         else:
             self.others.add(key)
             return False
         self.others.clear()
         return True
+
+    def _replaces(self, optimizer: Any, first: Any) -> bool:
+        """Returns whether an optimizer has the parameters of `first`, and was registered after the last step.
+
+        A wrapper of an optimizer has its parameters, too, and is registered before the step of the wrapped optimizer.
+        """
+        (own, *_), (other, *_) = optimizer.param_groups, first.param_groups
+        return own["params"][0] is other["params"][0] and self.added.get(id(optimizer)) == self.count
 
     def _has_unknown(self, optimizer: Any) -> bool:
         """Returns whether the optimizer has parameters that no sweep has seen."""
