@@ -77,6 +77,8 @@ fields! {
         phase: Option<String>            => redact hide_unknown_phase;
         /// Number of the training step, as the program counts.
         step: Option<u64>                => redact keep;
+        /// Number of forward passes on the device that began since a backward pass last began; absent in older runs.
+        passes_without_backward: Option<u64> => redact keep;
         /// Bytes that the process held: the sum of `amounts`.
         tracked_bytes: i64               => redact keep;
         /// `tracked_bytes` by cell.

@@ -62,6 +62,8 @@ pub(crate) struct Ooms {
     pub next_copy_at: u64,
     /// Time (ns) of the entry that got the last copy.
     pub copied_ns: u64,
+    /// Whether that entry is a refused driver call.
+    pub is_copy_of_refusal: bool,
     /// Whether the thread of an entry may still get memory, so that the entry counts as survived.
     pub is_watched: bool,
     /// Number of the current training step, as the program counts.

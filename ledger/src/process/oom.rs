@@ -139,8 +139,8 @@ impl Process {
                 had_amounts = !self.ooms.entries.remove(at).record.amounts.is_empty();
             }
         }
-        // The amounts of the removed entry may belong to another request, so they are read again.
-        if had_amounts {
+        // The amounts of a refused driver call may belong to another request, so they are read again.
+        if had_amounts || self.ooms.is_copy_of_refusal {
             self.ooms.next_copy_at = 0;
         }
         let kind = if report.record.result == 0 { OomKind::Pool } else { OomKind::Device };
@@ -202,6 +202,7 @@ impl Process {
             stack: self.ooms.stack(stamp.stack),
             phase: phase.and_then(|phase| phase.name()).map(str::to_owned),
             step: self.ooms.step,
+            passes_without_backward: Some(self.holdings.passes_without_backward(place.book)),
             is_unheard: !is_framework || !self.program.layers.is(Layer::OutOfMemory, LayerState::Active),
             ..report.record.clone()
         };
@@ -221,6 +222,7 @@ impl Process {
         let book = usize::from(newest.book);
         let report = &mut newest.record;
         self.ooms.copied_ns = report.time_ns;
+        self.ooms.is_copy_of_refusal = report.kind == OomKind::Pressure;
         report.is_partial = self.coverage.partial_state || self.coverage.blind_doubt;
         report.tracked_bytes = self.holdings.books[book].tracked;
         let book_of = &self.holdings.books[book];

@@ -59,7 +59,7 @@ pub(crate) struct Roles {
 #[derive(Debug, Default)]
 pub(crate) struct PassCounts {
     /// Number of forward passes that began since the last backward pass began.
-    since_backward: u64,
+    pub since_backward: u64,
     /// Number of forward passes whose blocks are in the list of the forward pass.
     undecided: u64,
     /// Number of forward passes between the last two backward passes.
@@ -72,6 +72,11 @@ pub(crate) struct PassCounts {
 }
 
 impl PassCounts {
+    /// Whether no forward pass has begun after the first one, which is not counted, and no backward pass has begun.
+    pub fn is_first(&self) -> bool {
+        (self.since_backward, self.kept) == (0, 0)
+    }
+
     /// Counts a backward pass that begins with `kept` undecided blocks of its forward passes.
     pub fn begin_backward(&mut self, kept: usize) {
         let passes = std::mem::take(&mut self.since_backward);

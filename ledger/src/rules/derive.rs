@@ -101,10 +101,17 @@ impl Holdings {
 
     /// Handles a failed request. Blocks that are live now keep their roles if the program frees them before their phase ends. If
     /// an optimizer has allocated more than the temporary bytes of earlier steps, its oldest blocks are the state of a new
-    /// optimizer.
+    /// optimizer. The blocks of the first forward pass are activations, because no pass has ended that could have kept results.
     pub fn note_failure(&mut self, book: u8, seq: u64) {
         let roles = &mut self.roles[usize::from(book)];
         roles.failed_seq = seq;
+        if !roles.is_trained && roles.passes.is_first() {
+            let blocks: Vec<Entry> = roles.undecided.iter(List::Forward).map(|(_, entry)| entry).collect();
+            for entry in blocks {
+                self.assign(&entry, Role::Activation);
+            }
+            return;
+        }
         let mut more = roles.undecided.sum(List::Optimizer) - roles.optimizer_temporary;
         let blocks: Vec<Entry> = roles.undecided.iter(List::Optimizer).map(|(_, entry)| entry).collect();
         for entry in blocks {
@@ -114,6 +121,11 @@ impl Holdings {
             more -= entry.bytes as i64;
             self.assign(&entry, Role::OptimizerState);
         }
+    }
+
+    /// Returns the number of forward passes that began since a backward pass last began.
+    pub fn passes_without_backward(&self, book: u8) -> u64 {
+        self.roles[usize::from(book)].passes.since_backward
     }
 
     fn list_at_birth(&mut self, book: u8, stamp: &Stamp, phase: Phase) -> Option<List> {

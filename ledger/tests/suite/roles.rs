@@ -45,6 +45,14 @@ impl Train {
         self.born_on(if phase == Backward { AUTOGRAD } else { MAIN }, name, bytes, phase)
     }
 
+    /// Makes a request fail.
+    fn fail(&mut self, bytes: u64) -> &mut Self {
+        let (pool_used_bytes, pool_reserved_bytes) = (Reading(None), Reading(None));
+        let outcome = OomOutcome::Unknown;
+        self.s.say(Body::Oom { bytes, pool_used_bytes, pool_reserved_bytes, outcome, result: 2 });
+        self
+    }
+
     fn free(&mut self, name: &'static str) -> &mut Self {
         let (address, _) = self.live.remove(name).expect("it lives");
         self.s.unblock(address, POOL);
@@ -712,17 +720,24 @@ fn blocks_keep_their_roles_when_an_error_frees_them() {
     // Another optimizer allocates its state, and a request fails.
     t.born("x", 5, Unknown).born("act", 100, Forward).born("grad", 1000, Backward);
     t.phase(Optimizer).born("m", 2000, Optimizer).born("v", 2000, Optimizer).born("t", 7, Optimizer);
-    t.s.say(Body::Oom {
-        bytes: 2000,
-        pool_used_bytes: Reading(None),
-        pool_reserved_bytes: Reading(None),
-        outcome: OomOutcome::Unknown,
-        result: 2,
-    });
+    t.fail(2000);
     let at_failure = t.now();
     assert_eq!(at_failure, "Gradient 1000 OptimizerState 4000 Activation 100 Input 5 Temporary 7");
     t.free("t").free("v").free("m").free("grad").free("act");
     assert_eq!(t.at_peak(), at_failure, "both surfaces agree");
+}
+
+#[test]
+fn blocks_of_the_first_forward_pass_are_activations_when_a_request_fails() {
+    let mut t = Train::new();
+    t.born("w", 5, Setup).born("x", 5, Unknown).born("a", 100, Forward).born("loss", 7, Unknown).fail(2000);
+    assert_eq!(t.now(), "Unknown 10 Activation 107");
+    t.free("a").free("loss");
+    assert_eq!(t.at_peak(), "Unknown 10 Activation 107", "the error frees them");
+    // Blocks that the first of several passes keeps may be results.
+    let mut t = Train::new();
+    t.born("x", 5, Unknown).born("a", 100, Forward).born("y", 5, Unknown).born("b", 100, Forward).fail(2000);
+    assert_eq!(t.now(), "Unknown 210");
 }
 
 #[test]
