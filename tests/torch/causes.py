@@ -135,6 +135,22 @@ def tracebacks_kept():
             errors.append(error)
 
 
+def optimizers_for_each_step_kept():
+    """Each step builds an optimizer, and its scheduler, which is kept for a log, holds it."""
+    model = Net(width=512).cuda()
+    schedulers = []
+
+    def update(loss, rate):
+        optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
+        schedulers.append(torch.optim.lr_scheduler.ConstantLR(optimizer))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for step in range(60):
+        update(model(batch(128, 512)).pow(2).mean(), 1e-3 / (step + 1))
+
+
 def schedulers_keep_optimizers():
     """Warm restarts: each cycle builds an optimizer, and its scheduler, which is kept, holds it. Memory does not run out."""
     model = Net(width=512).cuda()
@@ -288,6 +304,13 @@ def batch_too_large():
     trained(Net(depth=24).cuda(), 10, rows=40_000)
 
 
+def long_batch_too_large():
+    """A batch that is longer than all before does not fit."""
+    model = Net(depth=8, classes=32_000).cuda()
+    optimizer = trained(model, 12, rows=2048)
+    trained(model, 1, rows=30_000, optimizer=optimizer)
+
+
 def model_too_large():
     """The parameters do not fit."""
     with torch.device("cuda"):
@@ -439,6 +462,17 @@ def healthy_generation():
             for _ in range(20):
                 model(batch(64, 512))
                 kept.append(torch.zeros(4 * MIB, device="cuda"))
+
+
+def healthy_growing_answers():
+    """A cache that is joined with the keys of each token, and dropped with each answer. Each prompt is longer than the last."""
+    model = Net(width=512).cuda().eval()
+    with torch.inference_mode():
+        for answer in range(8):
+            kept = torch.zeros(2 * MIB * (answer + 2), device="cuda")
+            for _ in range(20):
+                model(batch(64, 512))
+                kept = torch.cat([kept, torch.zeros(MIB, device="cuda")])
 
 
 CASES = {name: case for name, case in list(globals().items()) if callable(case) and getattr(case, "__module__", "") == "__main__"}

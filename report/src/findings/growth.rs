@@ -37,6 +37,9 @@ const LEAST_PASSES: u64 = 48;
 const LEAST_SECONDS: f64 = 3.0;
 /// Maximum number of points over time that are judged. The time to judge grows with the square of this number.
 const MOST_POINTS: usize = 64;
+/// Minimum rise of an amount's lowest level from the first to the second half of its growth, as a share of the growth. Without
+/// fluctuations it is one half.
+const LASTING_SHARE: f64 = 0.25;
 /// Growth over time is reported in place of growth by steps only if it is this many times larger.
 const CLEARLY_LARGER: f64 = 1.5;
 /// Minimum confidence of growth for a forecast.
@@ -220,7 +223,7 @@ impl<'r> Course<'r> {
             let points = self.positions.iter().copied().zip(amounts.iter().map(|bytes| *bytes as f64));
             let judgement = judge(&points.collect::<Vec<_>>(), material, ALPHA / among.max(1) as f64);
             let grows =
-                judgement.verdict == Verdict::Growing && self.is_new_high(&judgement, amounts, material);
+                judgement.verdict == Verdict::Growing && self.is_lasting(&judgement, amounts, material);
             grows.then(|| (self.added(&judgement, amounts), judgement))
         };
         let parts = |series: &BTreeMap<&str, Vec<i64>>| {
@@ -265,13 +268,22 @@ impl<'r> Course<'r> {
             .then(|| self.times_ns.last()?.checked_sub(*self.times_ns.get(first)?))?
     }
 
-    /// Returns whether an amount is at last clearly higher than before the time that `judgement` covers, without the warm-up.
-    fn is_new_high(&self, judgement: &Judgement, amounts: &[i64], material: f64) -> bool {
-        let Some((first, _)) = judgement.span else { return false };
-        let before = self.positions.iter().zip(amounts).skip(warm_up(amounts.len()));
-        let earlier = before.filter(|(position, _)| **position < first).map(|(_, bytes)| *bytes).max();
-        let last = amounts.last().copied().unwrap_or(0);
-        earlier.is_none_or(|earlier| last.saturating_sub(earlier) as f64 >= material)
+    /// Returns whether an amount is at last clearly higher than before the time that `judgement` covers, without the warm-up, and
+    /// whether its lowest level rises, too. The lowest level of memory that is dropped again and again does not rise.
+    fn is_lasting(&self, judgement: &Judgement, amounts: &[i64], material: f64) -> bool {
+        let Some((first, last)) = judgement.span else { return false };
+        let amounts_in = |is_in: &dyn Fn(f64) -> bool| -> Vec<i64> {
+            let points = self.positions.iter().zip(amounts).skip(warm_up(amounts.len()));
+            points.filter(|(position, _)| is_in(**position)).map(|(_, bytes)| *bytes).collect()
+        };
+        let end = amounts.last().copied().unwrap_or(0);
+        let earlier = amounts_in(&|at| at < first).into_iter().max();
+        let middle = first + (last - first) / 2.0;
+        let low = amounts_in(&|at| (first..middle).contains(&at)).into_iter().min();
+        let later = amounts_in(&|at| (middle..=last).contains(&at)).into_iter().min();
+        let rise = judgement.bytes_per_unit.unwrap_or(0.0) * judgement.units() * LASTING_SHARE;
+        earlier.is_none_or(|earlier| end.saturating_sub(earlier) as f64 >= material)
+            && low.zip(later).is_none_or(|(low, later)| later.saturating_sub(low) as f64 >= rise)
     }
 
     /// Returns the number of bytes by which an amount grew during the time that `judgement` covers.
@@ -378,6 +390,13 @@ mod tests {
         let course =
             Course { whole: amounts, ..Course::new((0..60).collect(), (0..60).map(f64::from).collect()) };
         course.judged(1e6, "forward pass", |judgement| Some(judgement.units() as u64))
+    }
+
+    #[test]
+    fn memory_that_falls_back_to_its_first_level_is_not_growth() {
+        // Answers of a generation, each longer than the one before.
+        let cache = |at: i64| (at % 5) * (at / 5 + 1) * 1_000_000;
+        assert_eq!(judged((0..60).map(cache).collect()), None);
     }
 
     #[test]

@@ -11,8 +11,9 @@ pub mod text;
 pub(crate) use out_of_memory::{FRAGMENTED_SHARE, of_request};
 
 use crate::{Report, held, ooms, used_or_tracked};
-use gpumem_model::run::{Class, Device, Fate, Oom, State};
-use gpumem_model::units::{plural, thousands};
+use gpumem_model::run::{Amounts, Class, Device, Fate, Oom, State};
+use gpumem_model::timeline::Point;
+use gpumem_model::units::{plural, signed, thousands};
 use serde::Serialize;
 use std::cmp::Reverse;
 
@@ -20,6 +21,8 @@ use std::cmp::Reverse;
 const LEAST_SHARE: f64 = 0.02;
 /// Minimum unused memory of pools for a finding, as a share of the process's memory.
 const UNUSED_SHARE: f64 = 0.25;
+/// Minimum unused memory of pools that does not grow for a finding, as a share of the device's memory.
+const UNUSED_DEVICE_SHARE: f64 = 0.25;
 /// Minimum unexplained Untrackable memory for a finding, as a share of the process's memory.
 const UNEXPLAINED_SHARE: f64 = 0.10;
 /// Minimum size in bytes of unused or unexplained memory for a finding.
@@ -241,12 +244,25 @@ fn rank(findings: &mut Vec<Finding>) {
     findings.retain(|finding| std::mem::take(&mut is_first) || finding.share >= LEAST_SHARE);
 }
 
+/// Returns the finding on unused memory of pools at the peak. PyTorch returns it to the driver before a request fails, so it
+/// matters only if it grows or is a large part of the device.
 fn unused_pool(report: &Report<'_>, device: &Device) -> Option<Finding> {
-    let idle = held(report.run, &device.peak.amounts, |cell| cell.class == Class::PoolIdle);
+    let idle_of = |amounts: &Amounts| held(report.run, amounts, |cell| cell.class == Class::PoolIdle);
+    let idle = idle_of(&device.peak.amounts);
     let used = used_or_tracked(&device.peak)?;
-    let what = format!("{} MiB were cached by the allocator and not in use at the peak", mib(idle));
+    let mut what = format!("{} MiB were cached by the allocator and not in use at the peak", mib(idle));
+    let in_use = |point: &Point| point.tracked_bytes().saturating_sub(idle_of(&point.amounts));
+    let fullest = device.details.timeline.points.iter().max_by_key(|point| in_use(point));
+    let at_peak = device.peak.tracked_bytes.unwrap_or(0).saturating_sub(idle);
+    if let Some(point) = fullest.filter(|point| in_use(point).saturating_sub(at_peak) >= idle / 2) {
+        let time = report.times().time(point.time_ns);
+        what += &format!("; {} MiB were in use at {time}", mib(in_use(point)));
+    }
     let note = note(Kind::UnusedPool, device, (idle, used), UNUSED_SHARE, what)?;
-    let Some(growth) = growth::idle(report, device, None) else { return Some(note) };
+    let Some(growth) = growth::idle(report, device, None) else {
+        let total = device.total_bytes.map_or(0, signed);
+        return (idle as f64 >= total as f64 * UNUSED_DEVICE_SHARE).then_some(note);
+    };
     let what = format!("{}: {}", note.what, growth.rate());
     Some(Finding { severity: Severity::Warning, confidence: Some(growth.confidence), what, ..note })
 }
@@ -282,8 +298,7 @@ mod tests {
     use super::*;
     use crate::rules::Groupings;
     use gpumem_model::growth::Axis;
-    use gpumem_model::run::{Amounts, Cell, DeviceReading, Holder, OomDevice, OomKind, Run};
-    use gpumem_model::timeline::Point;
+    use gpumem_model::run::{Cell, DeviceReading, Holder, OomDevice, OomKind, Run};
 
     #[test]
     fn live_leak_has_the_time_until_the_device_is_full() {
@@ -317,6 +332,33 @@ mod tests {
         assert!(live.what.contains("decoder") && !live.anonymous_sentence().contains("decoder"));
         run.state = State::Closed { time_ns: 0, status: None };
         assert_eq!(found(&run).full_in_s, None, "an ended process fills nothing");
+    }
+
+    #[test]
+    fn unused_pool_memory_matters_if_it_is_much_of_the_device() {
+        const GIB: i64 = 1 << 30;
+        let log = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/small-train.log");
+        let mut run = gpumem_import::read_file(&log, None).expect("a log").remove(0);
+        let of = |class| Cell { class, tag: None, ..run.cells[0].clone() };
+        run.cells = vec![of(Class::Block), of(Class::PoolIdle)];
+        let device = &mut run.devices[0];
+        let amounts = |in_use: i64, idle: i64| Amounts::from(vec![(0, in_use * GIB), (1, idle * GIB)]);
+        (device.peak.tracked_bytes, device.peak.amounts) = (Some(5 * GIB), amounts(1, 4));
+        (device.peak.predates_bytes, device.peak.untrackable_bytes) = (Some(0), Some(0));
+        let point = |time_ns, amounts| Point { time_ns, amounts, rest_bytes: 0 };
+        device.details.timeline.points =
+            vec![point(7_000_000_000, amounts(4, 0)), point(9_000_000_000, amounts(1, 4))];
+        let found = |run: &mut Run, total_gib: u64| {
+            run.devices[0].total_bytes = Some(total_gib << 30);
+            let report = Report::new(run, Groupings::default(), None);
+            unused_pool(&report, &report.run.devices[0]).map(|finding| finding.what)
+        };
+        let what = found(&mut run, 16).expect("a finding");
+        assert!(
+            what.contains("4,096 MiB were cached") && what.contains("; 4,096 MiB were in use at"),
+            "{what}"
+        );
+        assert_eq!(found(&mut run, 80), None);
     }
 
     /// The amounts and times of a damaged store may have any value.

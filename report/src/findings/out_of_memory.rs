@@ -14,7 +14,7 @@ use gpumem_wire::Role;
 const NAMED: usize = 3;
 /// Minimum size of a named part, as a share of the largest one.
 const NAMED_SHARE: f64 = 0.02;
-/// If activations of this many training steps exist at once, steps do not free their activations.
+/// If activations of this many training steps exist after as many forward passes, no backward pass frees them.
 const STEPS_AT_ONCE: i64 = 3;
 /// Minimum unused memory, as a share of the process's memory, for a finding of fragmentation.
 pub(crate) const FRAGMENTED_SHARE: f64 = 0.15;
@@ -97,7 +97,9 @@ impl<'r> Request<'r> {
         match growth::growth(report, self.device, Some(self.oom)) {
             Some(grown) if self.would_fit(grown.bytes) => {
                 let spare_bytes = self.spare(grown.bytes);
-                Some(Finding { spare_bytes, ..grown.finding(self.device, self.used, self.severity) })
+                let advice = self.no_backward(report).and_then(|finding| finding.advice);
+                let finding = grown.finding(self.device, self.used, self.severity);
+                Some(Finding { spare_bytes, advice: finding.advice.clone().or(advice), ..finding })
             }
             _ => self.no_backward(report),
         }
@@ -227,14 +229,15 @@ impl<'r> Request<'r> {
         let bytes = held(report.run, &self.moment()?.amounts, is_activation);
         let rows = &self.device.details.iterations.rows;
         let of_a_step = rows.iter().map(|row: &Iteration| row.activations.peak_bytes).max()?;
-        let is_much = of_a_step > 0 && bytes / STEPS_AT_ONCE >= of_a_step;
+        let passes = self.oom.passes_without_backward.unwrap_or(0);
+        let is_much = of_a_step > 0 && bytes / STEPS_AT_ONCE >= of_a_step && passes >= STEPS_AT_ONCE as u64;
         (is_much && self.would_fit(bytes)).then(|| Finding {
             advice: Some("run passes that are not for training under torch.no_grad()".into()),
             ..self.finding(
                 Kind::NoBackward,
                 bytes,
                 format!(
-                    "{} MiB of activations are kept by forward passes without a backward pass; a training step kept {} MiB",
+                    "{} MiB of activations are kept by {passes} forward passes without a backward pass; a training step kept {} MiB",
                     mib(bytes),
                     mib(of_a_step)
                 ),

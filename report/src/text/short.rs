@@ -6,11 +6,12 @@ use crate::findings::{self, Finding, Findings};
 use crate::labels::{command_line_of, length_ns};
 use crate::lines::{Lines, clean_name};
 use crate::table::{Table, shorten};
-use crate::{Part, Report, Row, gap_distance, has_older_gap, used_or_tracked};
-use gpumem_model::run::{Clock, Device, Moment, Run, State};
+use crate::{Part, Report, Row, gap_distance, has_older_gap, held, used_or_tracked};
+use gpumem_model::run::{Amounts, Class, Clock, Device, Moment, Run, State};
 use gpumem_model::time::{Times, duration};
 use gpumem_model::units::{Unit, plural};
 use gpumem_model::window::WindowKind;
+use std::borrow::Cow;
 
 /// Maximum width of the command in the title, in columns of the terminal.
 const COMMAND: usize = 72;
@@ -22,21 +23,51 @@ const NUMBERS: usize = 24;
 const SMALLEST_PART: i64 = 1_000;
 /// Maximum number of lines for findings.
 const MOST_FINDINGS: usize = 4;
+/// Minimum share of the used bytes that must be in use when memory runs out in addition to those at the peak, for the table to
+/// show that moment.
+const MORE_IN_USE: f64 = 0.1;
 /// Number of lines of the screen that follow the notes.
 const LINES_AFTER_NOTES: usize = 2;
 /// Number of lines on the screen that are not rows of the table.
 const OTHER_LINES: usize = 13;
 
 /// Returns the moment that the table shows (the one with the most used bytes), and its name.
-fn moment<'d>(report: &Report<'_>, device: &'d Device) -> (&'d Moment, &'static str) {
+fn moment<'d>(report: &Report<'_>, device: &'d Device) -> (Cow<'d, Moment>, &'static str) {
     let last = if report.run.state == State::Open { "now" } else { "at the end" };
     let kind = report.window.map(|window| window.part);
-    match kind {
+    let (moment, when) = match kind {
         Some(WindowKind::At) => (&device.peak, "at that time"),
         Some(_) => (&device.peak, "at the highest moment"),
         None if used_or_tracked(&device.last) > used_or_tracked(&device.peak) => (&device.last, last),
         None => (&device.peak, "at the peak"),
+    };
+    match failure(report, device).filter(|_| kind.is_none()) {
+        Some(failure) => (Cow::Owned(failure), "when memory ran out"),
+        None => (Cow::Borrowed(moment), when),
     }
+}
+
+/// Returns the moment at which memory ran out if clearly more memory was in use then than at the peak: a pool that has taken all
+/// memory of the device may use less of it at the peak.
+fn failure(report: &Report<'_>, device: &Device) -> Option<Moment> {
+    let (_, oom, _) = findings::decisive(report).filter(|(of, ..)| std::ptr::eq(*of, device))?;
+    let in_use = |amounts: &Amounts| held(report.run, amounts, |cell| cell.class != Class::PoolIdle);
+    let more = in_use(&oom.amounts).saturating_sub(in_use(&device.peak.amounts));
+    let parts = [&device.last, &device.peak]
+        .into_iter()
+        .find_map(|moment| moment.parts.filter(|parts| Some(parts.sum()) == oom.untrackable_bytes));
+    let read_ns = oom.device.as_ref().map_or(oom.time_ns, |device| device.read_ns);
+    (more as f64 >= MORE_IN_USE * used_or_tracked(&device.peak)? as f64).then(|| Moment {
+        time_ns: oom.time_ns,
+        tracked_bytes: Some(oom.tracked_bytes),
+        amounts: oom.amounts.clone(),
+        predates_bytes: oom.predates_bytes,
+        untrackable_bytes: oom.untrackable_bytes,
+        parts,
+        gap_distance_ns: read_ns.wrapping_sub(oom.time_ns) as i64,
+        partial: oom.is_partial,
+        ..Moment::default()
+    })
 }
 
 /// Returns the first screen with at most `max_lines` lines, as far as that is possible by summing small categories.
@@ -63,9 +94,9 @@ pub(super) fn lines(
         [device] => {
             let rows = categories.min(max_lines.saturating_sub(OTHER_LINES));
             out.line("");
-            let shown = moment(report, device);
-            statement(report, device, shown, (rows, &findings), &mut out);
-            device_line(report, device, shown.0, &mut out);
+            let (moment, when) = moment(report, device);
+            statement(report, device, (&moment, when), (rows, &findings), &mut out);
+            device_line(report, device, &moment, &mut out);
         }
         _ => super::overview::overview(report, times, false, &mut out),
     }
@@ -260,7 +291,7 @@ fn data(report: &Report<'_>) -> String {
     for device in &run.devices {
         let moment = moment(report, device).0;
         if moment.gap_distance_ns != 0 && run.devices.len() == 1 {
-            let distance = gap_distance(run, moment);
+            let distance = gap_distance(run, &moment);
             words.push(format!("~ NVML was read {distance} the moment of the table"));
         }
     }
@@ -274,5 +305,38 @@ fn notes(run: &Run, max_notes: usize, out: &mut Lines) {
     shown.iter().for_each(|caveat| out.prose(&format!("note: {}", caveat.text)));
     if !others.is_empty() {
         out.prose(&format!("{} with --verbose", plural(others.len() as u64, "more note")));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rules::Groupings;
+    use gpumem_model::run::{Cell, Fate, Oom, OomKind};
+
+    /// A pool that has taken all memory of the device: its peak has more unused memory than the moment of the failure.
+    #[test]
+    fn table_shows_the_failure_if_more_memory_was_in_use() {
+        const GIB: i64 = 1 << 30;
+        let log = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/small-train.log");
+        let mut run = gpumem_import::read_file(&log, None).expect("a log").remove(0);
+        let of = |class| Cell { class, tag: None, ..run.cells[0].clone() };
+        run.cells = vec![of(Class::Block), of(Class::PoolIdle)];
+        let amounts = |in_use: i64, idle: i64| Amounts::from(vec![(0, in_use * GIB), (1, idle * GIB)]);
+        let device = &mut run.devices[0];
+        (device.peak.tracked_bytes, device.peak.amounts) = (Some(15 * GIB), amounts(1, 14));
+        (device.last.tracked_bytes, device.last.amounts) = (Some(0), Amounts::default());
+        let shown = |run: &mut Run, in_use: i64| {
+            let fate = Fate::Fatal { after_ns: 0, status: None };
+            let (amounts, tracked_bytes) = (amounts(in_use, 14 - in_use), 14 * GIB);
+            let oom =
+                Oom { kind: OomKind::Device, fate, result: 2, amounts, tracked_bytes, ..Oom::default() };
+            run.devices[0].details.ooms = vec![oom];
+            let report = Report::new(run, Groupings::default(), None);
+            let (moment, when) = moment(&report, &report.run.devices[0]);
+            (when, moment.tracked_bytes.map(|bytes| bytes / GIB))
+        };
+        assert_eq!(shown(&mut run, 13), ("when memory ran out", Some(14)));
+        assert_eq!(shown(&mut run, 2), ("at the peak", Some(15)));
     }
 }

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 const FAST: &str = "[nvml]\nlist_every_s = 0.1\nlist_budget = 1.0\n";
 
 /// A program, the kind of its first finding, and a part of the sentence.
-const PLANTED: [(&str, &str, &str); 20] = [
+const PLANTED: [(&str, &str, &str); 21] = [
     ("outputs_kept", "growth", "Net/head"),
     ("losses_kept", "growth", "Net"),
     ("hooks_keep", "growth", "Net/blocks.2/up"),
@@ -24,7 +24,8 @@ const PLANTED: [(&str, &str, &str); 20] = [
     ("graphs_kept", "fragmentation", "CUDA graphs"),
     ("state_too_large", "too_large", "optimizer state"),
     ("evaluation_with_gradients", "no_backward", "training step"),
-    ("batch_too_large", "too_large", "forward"),
+    ("batch_too_large", "too_large", "activations"),
+    ("long_batch_too_large", "too_large", "activations"),
     ("model_too_large", "too_large", "__init__"),
     ("logits_too_large", "too_large", "activations"),
     ("second_optimizer", "too_large", "optimizer state"),
@@ -35,7 +36,8 @@ const PLANTED: [(&str, &str, &str); 20] = [
 ];
 
 /// The same for programs that end well.
-const KEPT: [(&str, &str, &str); 7] = [
+const KEPT: [(&str, &str, &str); 8] = [
+    ("optimizers_for_each_step_kept", "growth", "MiB per step"),
     ("schedulers_keep_optimizers", "growth", "optimizer state"),
     ("weights_kept", "growth", "weights_kept"),
     ("averages_kept", "growth", "per step"),
@@ -45,7 +47,7 @@ const KEPT: [(&str, &str, &str); 7] = [
     ("pinned_kept", "growth", "pinned host memory"),
 ];
 
-const HEALTHY: [&str; 9] = [
+const HEALTHY: [&str; 10] = [
     "healthy_training",
     "healthy_evaluation",
     "healthy_inference",
@@ -55,6 +57,7 @@ const HEALTHY: [&str; 9] = [
     "healthy_restarts",
     "healthy_server",
     "healthy_generation",
+    "healthy_growing_answers",
 ];
 
 /// Runs a program of causes.py to its end, and returns its report.
