@@ -21,7 +21,7 @@ use std::cmp::Reverse;
 const LEAST_SHARE: f64 = 0.02;
 /// Minimum unused memory of pools for a finding, as a share of the process's memory.
 const UNUSED_SHARE: f64 = 0.25;
-/// Minimum unused memory of pools that does not grow for a finding, as a share of the device's memory.
+/// Minimum unused memory of pools for a finding, as a share of the device's memory.
 const UNUSED_DEVICE_SHARE: f64 = 0.25;
 /// Minimum unexplained Untrackable memory for a finding, as a share of the process's memory.
 const UNEXPLAINED_SHARE: f64 = 0.10;
@@ -245,7 +245,7 @@ fn rank(findings: &mut Vec<Finding>) {
 }
 
 /// Returns the finding on unused memory of pools at the peak. PyTorch returns it to the driver before a request fails, so it
-/// matters only if it grows or is a large part of the device.
+/// matters only if it is a large part of the device.
 fn unused_pool(report: &Report<'_>, device: &Device) -> Option<Finding> {
     let idle_of = |amounts: &Amounts| held(report.run, amounts, |cell| cell.class == Class::PoolIdle);
     let idle = idle_of(&device.peak.amounts);
@@ -259,10 +259,10 @@ fn unused_pool(report: &Report<'_>, device: &Device) -> Option<Finding> {
         what += &format!("; {} MiB were in use at {time}", mib(in_use(point)));
     }
     let note = note(Kind::UnusedPool, device, (idle, used), UNUSED_SHARE, what)?;
-    let Some(growth) = growth::idle(report, device, None) else {
-        let total = device.total_bytes.map_or(0, signed);
-        return (idle as f64 >= total as f64 * UNUSED_DEVICE_SHARE).then_some(note);
-    };
+    if (idle as f64) < device.total_bytes.map_or(0, signed) as f64 * UNUSED_DEVICE_SHARE {
+        return None;
+    }
+    let Some(growth) = growth::idle(report, device, None) else { return Some(note) };
     let what = format!("{}: {}", note.what, growth.rate());
     Some(Finding { severity: Severity::Warning, confidence: Some(growth.confidence), what, ..note })
 }
