@@ -255,8 +255,9 @@ pub(crate) struct Import {
 
 #[derive(Debug, Args)]
 pub(crate) struct WhatIf {
-    /// A recording, or a snapshot of torch.cuda.memory._dump_snapshot() with history
-    pub file: PathBuf,
+    /// A stored run (r7) or a pid, if the daemon keeps requests; a recording; a snapshot of torch.cuda.memory._dump_snapshot()
+    #[arg(value_name = "PID|RUN|FILE")]
+    pub target: PathBuf,
     /// Setting to try, as in PYTORCH_ALLOC_CONF; may be repeated [default: try several]
     #[arg(long, value_name = "KEY=VALUE", value_parser = typed::setting)]
     pub set: Vec<String>,
@@ -275,6 +276,8 @@ pub(crate) struct WhatIf {
     /// PyTorch release of the program, such as 2.15
     #[arg(long, value_name = "RELEASE")]
     pub torch: Option<gpumem_replay::Release>,
+    #[command(flatten)]
+    pub store: StorePath,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

@@ -4,6 +4,8 @@
 
 #[path = "../../runs/src/store/packed.rs"]
 mod packed;
+#[path = "../../runs/src/varint.rs"]
+mod varint;
 
 use libfuzzer_sys::fuzz_target;
 

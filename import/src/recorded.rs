@@ -10,11 +10,11 @@ use gpumem_model::units::plural;
 use gpumem_runs::builder::Sink;
 use gpumem_runs::input::{Error, Input};
 use gpumem_runs::recording;
+use gpumem_runs::requests::POOL_NAME;
 use gpumem_wire::{Body, Flags, FreeState, PoolOwner, Record, Request, Stamp};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::path::Path;
 
-/// Name of the pool of PyTorch's allocator, as the agent gives it.
-const POOL_NAME: &str = "torch";
 /// Maximum size in bytes of a segment or block, as in the ledger, and of all segments together.
 const MAX_BYTES: u64 = 1 << 48;
 
@@ -30,6 +30,19 @@ pub fn requests(input: Input, pid: Option<u32>, device: Option<u8>) -> Result<Re
     let mut programs = Programs::default();
     recording::read(input, &mut programs)?;
     programs.requests(pid, device).map_err(|what| Error::Unsuitable { path, what })
+}
+
+/// Reads what a process requested from PyTorch's allocator on a device, from the stream that the daemon kept with a run. `name` is
+/// the run's name in errors; the rest as in [`requests`].
+///
+/// # Errors
+/// [`Error::Unsuitable`] as in [`requests`], or if the stream is damaged.
+pub fn kept_requests(pieces: &[Vec<u8>], name: &Path, device: Option<u8>) -> Result<Requests, Error> {
+    let mut programs = Programs::default();
+    let key = ProcessKey { pid: 0, start_ticks: 0 };
+    let read = gpumem_runs::requests::read(pieces.iter().map(Vec::as_slice), key, &mut programs);
+    let requests = read.map_err(|damage| damage.to_string()).and_then(|()| programs.requests(None, device));
+    requests.map_err(|what| Error::Unsuitable { path: name.into(), what })
 }
 
 /// A block in use.
@@ -338,8 +351,8 @@ impl Programs {
         if program.missing > 0 {
             let records = plural(program.missing, "record");
             return Err(format!(
-                "lacks {records} of process {}, so what the program requested is unknown (lost, or withheld while it was muted)",
-                key.pid
+                "lacks {records}{}, so what the program requested is unknown (lost, or withheld while it was muted)",
+                if key.pid == 0 { String::new() } else { format!(" of process {}", key.pid) }
             ));
         }
         Ok(history.requests(program))

@@ -140,8 +140,8 @@ const STORED: &[Views] = &[
     },
     Views {
         command: "whatif",
-        forms: &["! FILE", "! FILE --json", "! FILE --set TAG", "! FILE --torch TAG", "! TAG"],
-        others: &["sweep", "device-memory", "gpu", "pid"],
+        forms: &["! FILE", "! FILE --json", "! FILE --set TAG", "! FILE --torch TAG", "! TAG", "! RUN"],
+        others: &["sweep", "device-memory", "gpu", "pid", "store"],
     },
     Views { command: "import", forms: &["FILE", "TAG", "--format TAG FILE"], others: &["store"] },
     Views {

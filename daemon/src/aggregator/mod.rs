@@ -16,6 +16,7 @@ use batch::{Batch, DeferredBatches, FRAMES, LONG, begins_agent};
 use gpumem_ledger::{Limits, Origin, PRELOADED, ProcessKey, ProcessView, RefusedRecords, Snapshot};
 use gpumem_model::run::{Run, Source};
 use gpumem_runs::builder::{RunBuilder, Sink};
+use gpumem_runs::requests::KeepLimits;
 use gpumem_wire::{Absence, Body, Record, Stamp, frame};
 use node_counters::NodeCounters;
 pub(crate) use node_counters::Totals;
@@ -27,7 +28,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::sync::{oneshot, watch};
-use writing::{Roll, worth_keeping};
+use writing::{KeptRequests, Roll, worth_keeping};
 
 /// Minimum interval between ticks. Batches cause a tick, which costs little beyond the wake-up. While no batches arrive, each beat
 /// causes one, so that views still mark old data as `stale`.
@@ -120,11 +121,13 @@ pub struct AggregatorSettings {
     pub limits: Limits,
     /// Length of a run's part: a process that lives longer gets one run for each period. `None`: one run for its whole life.
     pub roll: Option<Duration>,
+    /// Which requests to PyTorch's allocator are kept; `None`: none.
+    pub requests: Option<KeepLimits>,
 }
 
 impl Default for AggregatorSettings {
     fn default() -> Self {
-        AggregatorSettings { checkpoint: Duration::from_secs(5), limits: LIMITS, roll: None }
+        AggregatorSettings { checkpoint: Duration::from_secs(5), limits: LIMITS, roll: None, requests: None }
     }
 }
 
@@ -154,6 +157,7 @@ pub struct Aggregator {
     complete_ns: u64,
     heartbeat_ns: u64,
     roll: Roll,
+    requests: KeptRequests,
     /// Ended processes whose runs wait for room in the store's queue.
     closing: VecDeque<ProcessKey>,
     deferred: DeferredBatches,
@@ -175,8 +179,7 @@ impl Aggregator {
         let now_ns = clock::now_ns();
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let source = Source { kind: "daemon".into(), origin: host, preset: None };
-        let mut builder = RunBuilder::new(source);
-        builder.limit(settings.limits);
+        let builder = RunBuilder::new(source);
         let snapshot = builder.ledger().snapshot();
         let first = Published {
             at_ns: now_ns,
@@ -208,6 +211,7 @@ impl Aggregator {
             complete_ns: now_ns,
             heartbeat_ns: now_ns,
             roll: Roll::default(),
+            requests: KeptRequests::default(),
             closing: VecDeque::new(),
             deferred: DeferredBatches::default(),
             boot_id: boot_id.trim_end().to_owned(),
@@ -216,7 +220,7 @@ impl Aggregator {
             refused: RefusedRecords::default(),
         };
         aggregator.anchor(now_ns);
-        aggregator.roll.set(settings.roll, aggregator.wall_ns(now_ns));
+        aggregator.set_pace(settings);
         (aggregator, reader)
     }
 
@@ -232,6 +236,7 @@ impl Aggregator {
         self.settings = settings;
         self.roll.set(settings.roll, self.wall_ns(clock::now_ns()));
         self.builder.limit(settings.limits);
+        self.requests.set_limits(settings.requests);
     }
 
     /// Applies batches and answers queries until a [`Command::End`] arrives or the command channel closes. Then closes all open
@@ -403,6 +408,9 @@ impl Aggregator {
 
     fn observe(&mut self, origin: Origin, record: &Record<'_>) {
         let Stamp { thread: pid, device, time_ns, .. } = record.stamp;
+        if let Origin::Process(key) = origin {
+            self.requests.observe(key, record);
+        }
         match (origin, record.body) {
             (Origin::Process(key), Body::Source { up, .. }) => self.processes.count_agent(key, up),
             (

@@ -8,8 +8,9 @@ use crate::run_writer::LedgerBacklog;
 use crate::stats::Count;
 use gpumem_ledger::ProcessKey;
 use gpumem_model::run::Run;
+use gpumem_runs::requests::{KeepLimits, Piece, RequestLog};
 use gpumem_wire::{Body, Record, Stamp};
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 /// Time (ns) after the end of a process for which its run stays open for the final records of its agent.
@@ -56,7 +57,10 @@ impl Aggregator {
         let stored = self.store_runs(runs, true);
         self.stats.add(Count::RunsFinished, stored.len() as u64);
         self.counters.update(&self.builder.ledger().snapshot());
-        keys.into_iter().for_each(|key| self.builder.forget(key));
+        for key in keys {
+            self.builder.forget(key);
+            self.requests.forget(key);
+        }
         self.changed = true;
     }
 
@@ -72,7 +76,10 @@ impl Aggregator {
         let runs = self.builder.roll(&keys, now_ns);
         let stored = self.store_runs(runs, true);
         self.stats.add(Count::RunsRolled, stored.len() as u64);
-        stored.into_iter().for_each(|key| self.processes.begin_part(key));
+        for key in stored {
+            self.processes.begin_part(key);
+            self.requests.begin_part(key);
+        }
     }
 
     /// Marks changed runs as due for writing; see [`ProcessTable::make_due`](super::process_table::ProcessTable::make_due).
@@ -110,7 +117,8 @@ impl Aggregator {
     fn store_runs(&mut self, mut runs: Vec<(ProcessKey, Run)>, is_final: bool) -> Vec<ProcessKey> {
         runs.retain(|(_, run)| worth_keeping(run));
         let store = |(key, run)| {
-            self.run_writer.queue(self.uid(key), run, is_final);
+            let requests = self.requests.take(key).into_iter().collect();
+            self.run_writer.queue(self.uid(key), run, requests, is_final);
             key
         };
         runs.into_iter().map(store).collect()
@@ -142,6 +150,49 @@ impl Aggregator {
     /// Returns the uid of a process's run. Each daemon returns the same uid for the same process.
     pub(super) fn uid(&self, key: ProcessKey) -> String {
         format!("{}:{}:{}", self.boot_id, key.pid, key.start_ticks)
+    }
+}
+
+/// Streams of requests to PyTorch's allocator, which are stored with runs if `runs.keep_requests` is set.
+#[derive(Debug, Default)]
+pub(super) struct KeptRequests {
+    /// Which part of each stream is kept; `None`: no requests are kept.
+    limits: Option<KeepLimits>,
+    logs: HashMap<ProcessKey, RequestLog>,
+}
+
+impl KeptRequests {
+    /// Applies new limits. Streams begin with processes that connect afterwards, because a stream needs the state at its begin.
+    pub(super) fn set_limits(&mut self, limits: Option<KeepLimits>) {
+        self.limits = limits;
+        if limits.is_none() {
+            self.logs.clear();
+        }
+    }
+
+    pub(super) fn observe(&mut self, key: ProcessKey, record: &Record<'_>) {
+        if self.limits.is_none() {
+            return;
+        }
+        if let Body::Source { up: true, .. } = record.body {
+            self.logs.entry(key).or_default();
+        } else if let Some(log) = self.logs.get_mut(&key) {
+            log.observe(&record.stamp, &record.body);
+        }
+    }
+
+    /// Returns the entries of a process's stream since the last call.
+    pub(super) fn take(&mut self, key: ProcessKey) -> Option<Piece> {
+        self.logs.get_mut(&key)?.take(self.limits?)
+    }
+
+    /// Begins the stream of the next part of a long run.
+    pub(super) fn begin_part(&mut self, key: ProcessKey) {
+        self.logs.entry(key).and_modify(RequestLog::begin_part);
+    }
+
+    pub(super) fn forget(&mut self, key: ProcessKey) {
+        self.logs.remove(&key);
     }
 }
 

@@ -99,6 +99,9 @@ section! { Runs {
     keep_steady_s: f64 = 3600.0, Reload, "check::age";
     max_size_mib: u64 = 2048, Reload, "check::whole";
     waiting_mib: usize = 64, Reload, "check::memory";
+    keep_requests: bool = false, Reload;
+    keep_requests_s: f64 = 3600.0, Reload, "check::seconds";
+    keep_requests_mib: u64 = 64, Reload, "check::whole";
 } }
 
 section! { ControlLimits {

@@ -6,6 +6,7 @@ use crate::limits::agent_slots::AgentLimits;
 use crate::run_writer::Retention;
 use gpumem_model::run::Run;
 use gpumem_report::rules::Groupings;
+use gpumem_runs::requests::KeepLimits;
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -126,6 +127,10 @@ impl Settings {
                     bytes: agent.memory_mib << 20,
                 },
                 roll: not_zero(config.runs.roll_every_s).map(seconds),
+                requests: config.runs.keep_requests.then(|| KeepLimits {
+                    time_ns: (config.runs.keep_requests_s * 1e9) as u64,
+                    bytes: config.runs.keep_requests_mib << 20,
+                }),
             },
             retention: Retention {
                 age: not_zero(config.runs.keep_days).map(|days| seconds(days * 86_400.0)),

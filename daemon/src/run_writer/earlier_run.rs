@@ -27,7 +27,16 @@ pub(super) struct EarlierRun {
     pub before: Option<Arc<Run>>,
 }
 
+/// Writes a run, and adds the requests that wait with it.
 pub(super) fn write(store: &mut Store, open: &mut OpenRun, queued: &QueuedRun) -> Result<(), StoreError> {
+    write_run(store, open, queued)?;
+    match open.id.filter(|_| !queued.requests.is_empty()) {
+        Some(id) => store.add_requests(id, &queued.requests),
+        None => Ok(()),
+    }
+}
+
+fn write_run(store: &mut Store, open: &mut OpenRun, queued: &QueuedRun) -> Result<(), StoreError> {
     if open.earlier.before.as_ref().is_some_and(|before| is_of_another(before, &queued.run)) {
         *open = OpenRun { stored_uid: Some(uid_with_user(queued)), ..OpenRun::default() };
     }

@@ -28,6 +28,7 @@ use damaged_store::DamagedStore;
 use earlier_run::{EarlierRun, OpenRun, write};
 use gpumem_ledger::ProcessKey;
 use gpumem_model::run::{Program, Run, State};
+use gpumem_runs::requests::Piece;
 use gpumem_runs::store::{NewestPart, Store, StoreError};
 use retention::Sweeper;
 use std::collections::{HashMap, HashSet};
@@ -224,9 +225,9 @@ impl RunWriter {
     }
 
     /// Queues the newest state of a run. Never blocks. `is_final`: this state is final, or ends a part after which the next part
-    /// follows. `uid` identifies the process's whole life.
-    pub(crate) fn queue(&self, uid: String, run: Run, is_final: bool) {
-        let new = QueuedRun::new(uid, run, is_final);
+    /// follows. `uid` identifies the process's whole life. `requests` are added to the run's stream of requests.
+    pub(crate) fn queue(&self, uid: String, run: Run, requests: Vec<Piece>, is_final: bool) {
+        let new = QueuedRun::new(uid, run, requests, is_final);
         let mut queue = lock(&self.shared.queue);
         let lost = queue.push(new);
         let is_notified = std::mem::replace(&mut queue.is_notified, true);

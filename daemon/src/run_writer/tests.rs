@@ -29,7 +29,7 @@ fn of_a_process_that_is_over_nothing_is_recalled() {
     let ask = |pid: u32, state: State| {
         let (uid, process) = (format!("boot:{pid}:9"), Process { pid, start_ticks: 9, ..Process::default() });
         let of = |events, state| Run { state, process: process.clone(), ..run(events) };
-        writer.queue(uid.clone(), of(5, state), true);
+        writer.queue(uid.clone(), of(5, state), Vec::new(), true);
         while writer.status().waiting > 0 {
             std::thread::yield_now();
         }
@@ -56,7 +56,7 @@ fn run_of_another_user_is_never_continued() {
         let (writer, thread) =
             RunWriter::start(path.clone(), Retention::default(), Arc::default()).expect("a thread");
         let process = Process { pid: 7, start_ticks: 9, uid: Some(user), ..Process::default() };
-        writer.queue("boot:7:9".into(), Run { process, ..run(events) }, true);
+        writer.queue("boot:7:9".into(), Run { process, ..run(events) }, Vec::new(), true);
         thread.end(Duration::from_secs(60));
     }
     let of = |user| {
@@ -81,7 +81,7 @@ fn what_is_old_is_not_written_when_there_is_something_newer() {
     let (path, stats) = (dir.join("runs.sqlite"), Arc::new(Stats::default()));
     let (writer, thread) =
         RunWriter::start(path.clone(), Retention::default(), Arc::clone(&stats)).expect("a thread");
-    (1..=STATES).for_each(|events| writer.queue("boot:7:9".into(), run(events), false));
+    (1..=STATES).for_each(|events| writer.queue("boot:7:9".into(), run(events), Vec::new(), false));
     thread.end(Duration::from_secs(60));
     let list = Store::open_read_only(&path).and_then(|store| store.list()).expect("a store");
     assert_eq!((list.len(), list[0].events), (1, STATES));

@@ -5,6 +5,7 @@
 //! again.
 
 use gpumem_model::run::{Run, State};
+use gpumem_runs::requests::Piece;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,6 +22,8 @@ pub(super) const BYTES: usize = 64 << 20;
 pub(super) struct QueuedRun {
     pub uid: String,
     pub run: Box<Run>,
+    /// Pieces of the stream of requests that must be added to the stored ones.
+    pub requests: Vec<Piece>,
     pub is_final: bool,
     bytes: usize,
     /// Time of the run's oldest change that is not in the store.
@@ -28,9 +31,10 @@ pub(super) struct QueuedRun {
 }
 
 impl QueuedRun {
-    pub(crate) fn new(uid: String, run: Run, is_final: bool) -> Self {
-        let bytes = run.weight() + uid.len();
-        QueuedRun { uid, run: Box::new(run), is_final, bytes, since: Instant::now() }
+    pub(crate) fn new(uid: String, run: Run, requests: Vec<Piece>, is_final: bool) -> Self {
+        let pieces = requests.iter().map(|piece| piece.bytes.len()).sum::<usize>();
+        let bytes = run.weight() + uid.len() + pieces;
+        QueuedRun { uid, run: Box::new(run), requests, is_final, bytes, since: Instant::now() }
     }
 
     pub(crate) fn is_rolled(&self) -> bool {
@@ -115,6 +119,16 @@ impl WriteQueue {
         }
         if let Some(before) = self.runs.get(&position) {
             self.bytes -= before.bytes;
+            // The store ignores pieces that it already has.
+            let waiting = before
+                .requests
+                .iter()
+                .filter(|piece| new.requests.iter().all(|new| new.number != piece.number));
+            let mut requests: Vec<Piece> = waiting.cloned().collect();
+            let waiting_bytes = requests.iter().map(|piece| piece.bytes.len()).sum::<usize>();
+            (new.bytes, self.bytes) = (new.bytes + waiting_bytes, self.bytes + waiting_bytes);
+            requests.append(&mut new.requests);
+            new.requests = requests;
             if !self.is_being_written(position, before) {
                 new.since = before.since;
             }
@@ -183,7 +197,7 @@ mod tests {
         let mut run = run(life);
         run.process.uid = Some(uid);
         run.process.facts.insert("command".into(), "x".repeat(tag));
-        QueuedRun::new(format!("{uid}:{life}"), run, over)
+        QueuedRun::new(format!("{uid}:{life}"), run, Vec::new(), over)
     }
 
     fn names(queue: &WriteQueue) -> Vec<&str> {

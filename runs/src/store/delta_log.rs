@@ -16,10 +16,10 @@
 //!
 //! The writer of the log holds an exclusive lock. A second writer of the same store writes to the database only.
 
-use super::packed::{put, take};
 use super::parts::{Key, Parts, hash};
 use super::splice;
 use crate::export::fnv1a;
+use crate::varint::{put, take};
 use miniz_oxide::deflate::compress_to_vec;
 use miniz_oxide::inflate::decompress_to_vec_with_limit;
 use std::collections::HashMap;

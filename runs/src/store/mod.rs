@@ -8,6 +8,7 @@
 //! details, packed     device details and program data in rows, of which only changed ones are written
 //! delta_log           the file to which checkpoints of live runs append their changes
 //! parts, splice       a run as small parts for the delta log, and differences between two versions of a part
+//! requests            streams of requests to PyTorch's allocator
 //! room                deletes old runs and returns free space to the file system
 //! select              runs that match a filter
 //! tables              the columns of each table and the fields that they hold; values that SQLite has no type for
@@ -26,6 +27,7 @@ mod file;
 mod open;
 pub(crate) mod packed;
 mod parts;
+mod requests;
 mod room;
 mod rows;
 mod schema;

@@ -19,6 +19,7 @@
 //! The number before the first one of a list is 0; the first point of a chunk has form 0. Measured: a timeline of 256 points with
 //! 64 cells, of which a quarter changes between points, takes 286 KB as JSON and 27 KB packed. 64 columns of 64 points take 8 KB.
 
+use crate::varint::{put, put_signed, take, take_signed};
 use gpumem_model::series::{Bucket, Extremes};
 use gpumem_model::timeline::Point;
 
@@ -190,42 +191,6 @@ fn merged(a: &[(u32, i64)], b: &[(u32, i64)], combine: impl Fn(i64, i64) -> i64)
             out.push((cell, bytes));
         }
     }
-}
-
-/// Appends a varint.
-pub(super) fn put(out: &mut Vec<u8>, mut value: u64) {
-    while value >= 0x80 {
-        out.push(value as u8 | 0x80);
-        value >>= 7;
-    }
-    out.push(value as u8);
-}
-
-fn put_signed(out: &mut Vec<u8>, value: i64) {
-    put(out, (value.wrapping_shl(1) ^ (value >> 63)).cast_unsigned());
-}
-
-/// Takes a varint from the beginning of `from`; `None` if it is invalid.
-pub(super) fn take(from: &mut &[u8]) -> Option<u64> {
-    let mut value = 0;
-    for shift in (0..64).step_by(7) {
-        let (&byte, rest) = from.split_first()?;
-        *from = rest;
-        let bits = u64::from(byte & 0x7f);
-        if bits << shift >> shift != bits {
-            return None;
-        }
-        value |= bits << shift;
-        if byte & 0x80 == 0 {
-            return Some(value);
-        }
-    }
-    None
-}
-
-fn take_signed(from: &mut &[u8]) -> Option<i64> {
-    let value = take(from)?;
-    Some((value >> 1).cast_signed() ^ (value & 1).cast_signed().wrapping_neg())
 }
 
 #[cfg(test)]

@@ -9,8 +9,8 @@ use rusqlite::{OptionalExtension, Row};
 
 /// SQL that selects the columns which [`deletable_runs`] and [`is_in_use`] need.
 const SELECT: &str =
-    "SELECT id, written_s, writer_pid, writer_start, writer_boot, pid, start_ticks, life, rolled_ns, owner_uid, weight
-    FROM run";
+    "SELECT id, written_s, writer_pid, writer_start, writer_boot, pid, start_ticks, life, rolled_ns, owner_uid,
+    weight + (SELECT coalesce(sum(length(body)), 0) FROM request WHERE request.run = run.id) FROM run";
 
 /// Size of a store.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

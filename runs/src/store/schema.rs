@@ -9,6 +9,7 @@
 //! bucket   (run, device, seq)                Series::buckets
 //! detail   (run, device, name, seq)          Device::details: see `details`
 //! own      (run, name, seq)                  Run::own: see `details`
+//! request  (run, number)                     requests to PyTorch's allocator, if the daemon keeps them: see `requests`
 //! ```
 //!
 //! - All sizes are bytes. Columns that end in `_ns` are times of records; plus `wall_offset_ns` they are ns since 1970.
@@ -38,7 +39,7 @@ use std::path::Path;
 pub const VERSION: i64 = STEPS.len() as i64;
 
 /// Tables of all versions.
-const TABLES: [&str; 8] = ["run", "cell", "device", "moment", "amount", "bucket", "detail", "own"];
+const TABLES: [&str; 9] = ["run", "cell", "device", "moment", "amount", "bucket", "detail", "own", "request"];
 
 /// `STEPS[n]` upgrades version n to version n+1.
 const STEPS: [&str; 8] = [
@@ -198,6 +199,14 @@ ALTER TABLE run ADD COLUMN written_ns INTEGER NOT NULL DEFAULT 0;
 ",
 ];
 
+/// The table for streams of requests. It is made apart from the steps, so that earlier versions can still read the store.
+const REQUESTS: &str = "CREATE TABLE IF NOT EXISTS request (
+    run    INTEGER NOT NULL REFERENCES run (id) ON DELETE CASCADE,
+    number INTEGER NOT NULL,
+    body   BLOB NOT NULL,
+    PRIMARY KEY (run, number)
+) STRICT";
+
 /// State of the file at a store's path, if it belongs to a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum FileState {
@@ -271,5 +280,6 @@ pub(super) fn migrate(connection: &Connection, path: &Path) -> Result<(), StoreE
     if from < VERSION {
         apply().map_err(error)?;
     }
+    transaction.execute(REQUESTS, []).map_err(error)?;
     transaction.commit().map_err(error)
 }

@@ -4,7 +4,7 @@
 //! A step copies bytes of the old text, skips old bytes, and inserts the `n` bytes. So a patched text is never longer than the
 //! old text and the difference together.
 
-use super::packed::{put, take};
+use crate::varint::{put, take};
 
 /// Maximum number of pieces, skipped and inserted ones together, before the next common piece.
 const AHEAD: usize = 16;

@@ -3,6 +3,7 @@
 mod crash;
 mod deltas;
 mod files;
+mod requests;
 mod room;
 mod round_trip;
 mod schemas;

@@ -2,7 +2,7 @@
 //! replayed under other settings, has the same figures as a real run of the program under these settings.
 use gpumem_replay::{Device, Event, EventReturn, Options, Release, Replay, SegmentAddresses, Settings};
 use gpumem_tests::live::programs::programs;
-use gpumem_tests::live::{Job, torch};
+use gpumem_tests::live::{Daemon, Job, torch, until};
 use serde_json::Value;
 use std::path::Path;
 use std::process::Command;
@@ -41,6 +41,9 @@ const SETTINGS: [Setting; 14] = [
     Setting { since: 11, ..plain("segment64", "large_segment_size_mb:64") },
     Setting { since: 6, ..plain("rounding64", "max_split_size_mb:24,max_non_split_rounding_mb:64") },
 ];
+
+/// Size in bytes of a segment for large requests.
+const SEGMENT: u64 = 20 << 20;
 
 impl Setting {
     /// Returns the argument of tests/torch/replay.py.
@@ -132,20 +135,67 @@ fn real(run: &Value) -> Vec<(&'static str, u64)> {
     figures
 }
 
+/// Returns the releases that are compared: one of each allocator, see `replay/src/release.rs`.
+fn releases() -> Vec<String> {
+    let mut releases = torch::versions();
+    if releases.iter().map(String::as_str).eq(torch::VERSIONS) {
+        releases.insert(1, "2.8.0".to_owned());
+    }
+    releases
+}
+
+/// Checks the row of a release in the table of docs/whatif.md, or writes it.
+fn check_table(version: &str, cells: &str) {
+    let path = gpumem_tests::structure::root().join("docs/whatif.md");
+    let page = std::fs::read_to_string(&path).expect("the page");
+    let (begin, row) = (format!("| {version} |"), format!("| {version} | {cells} |"));
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        let lines = page.lines().map(|line| if line.starts_with(&begin) { row.as_str() } else { line });
+        std::fs::write(path, lines.collect::<Vec<_>>().join("\n") + "\n").expect("written");
+    } else if page.contains(&begin) {
+        assert!(page.contains(&row), "docs/whatif.md lacks: {row}");
+    }
+}
+
+/// Compares programs with threads, whose requests come in another order in each run. Returns the number of runs.
+fn compare_threaded(wheel: &torch::Wheel, release: Release) -> usize {
+    let settings: Vec<_> = SETTINGS
+        .iter()
+        .filter(|setting| setting.fraction.is_none() && setting.taken_bytes == 0)
+        .filter(|setting| Release::new(setting.since) <= release)
+        .collect();
+    let machine = torch::machine(&[]);
+    let arguments: Vec<_> = settings.iter().map(|setting| setting.argument()).collect();
+    let arguments = ["threads"].into_iter().chain(arguments.iter().map(String::as_str));
+    let arguments: Vec<&str> = arguments.collect();
+    let lines = torch::finished(&mut Job::start(&mut wheel.bare(&machine, "replay.py", &arguments)));
+    let runs: Vec<_> = lines.iter().filter(|line| line["program"].is_string()).collect();
+    let recorded = runs.iter().find(|run| run["setting"] == "default").expect("a default run");
+    for run in &runs {
+        let setting = settings.iter().find(|setting| run["setting"] == setting.name).expect("a setting");
+        let reserved = |figures: Vec<(&str, u64)>| figures[0].1;
+        let off = reserved(setting.replay(release, recorded)).abs_diff(reserved(real(run)));
+        println!("torch {}, threads under {}: {off} bytes off", wheel.version, setting.name);
+        assert!(off <= SEGMENT, "threads under {}: {off} bytes off", setting.name);
+    }
+    runs.len()
+}
+
 #[test]
 fn replay_of_one_recording_has_the_figures_of_real_runs_under_other_settings() {
-    for version in &torch::versions() {
+    for version in &releases() {
         let Some(wheel) = torch::wheel(version) else { return };
         let release: Release =
             wheel.version.split('@').next().expect("a version").parse().expect("a release");
         let settings: Vec<_> =
             SETTINGS.iter().filter(|setting| Release::new(setting.since) <= release).collect();
+        let mut compared = Vec::new();
         // On a busy machine, memory that another stream may use returns only when the program waits for the device.
         for keys in [&[][..], &["cuda.busy=1"]] {
             let machine = torch::machine(keys);
             let programs: &[&str] = if keys.is_empty() { &[] } else { &["streams", "loader", "hostile"] };
             let mut lines = Vec::new();
-            for settings in settings.chunks(4) {
+            for settings in settings.chunks(2) {
                 let arguments: Vec<_> = settings.iter().map(|setting| setting.argument()).collect();
                 let arguments = programs.iter().copied().chain(arguments.iter().map(String::as_str));
                 let arguments: Vec<&str> = arguments.collect();
@@ -171,7 +221,11 @@ fn replay_of_one_recording_has_the_figures_of_real_runs_under_other_settings() {
             let expected = settings.len() * if programs.is_empty() { 13 } else { programs.len() };
             assert_eq!(runs.len(), expected);
             assert!(failures > 0 || !programs.is_empty(), "the settings include too little memory");
+            compared.push(format!("{expected} of {expected}"));
         }
+        let threaded = compare_threaded(&wheel, release);
+        let [all, busy] = &compared[..] else { panic!("two machines") };
+        check_table(version, &format!("{} | {all} | {busy} | {threaded} of {threaded}", settings.len()));
     }
 }
 
@@ -260,6 +314,45 @@ fn whatif_of_a_recording_has_the_figures_of_real_runs() {
             }
         }
         assert!(failures > 0, "the device is too large");
+    }
+}
+
+/// The daemon keeps the requests, so a run that has ended and a process that still runs are answered like a recording.
+#[test]
+fn whatif_of_a_stored_run_has_the_figures_of_the_process() {
+    for version in &torch::versions() {
+        let Some(wheel) = torch::wheel(version) else { return };
+        let machine = torch::machine(&[]);
+        let daemon = Daemon::start(&machine, "daemon", "[runs]\nkeep_requests = true\n");
+        let store = machine.dir.join("runs.sqlite");
+        let store = store.to_str().expect("a path");
+        let mut job = Job::start(&mut wheel.covered(&machine, &daemon.runtime, "holding.py", &[]));
+        job.wait_for("holding");
+        let pid = job.pid().to_string();
+        let held = until(20, "the requests of a live process", || {
+            let mut command = daemon.ctl(&machine, &["whatif", &pid, "--store", store, "--json"]);
+            let output = command.args(["--torch", &wheel.version]).output().expect("gpumemctl");
+            serde_json::from_slice::<Value>(&output.stdout).ok()
+        });
+        assert!(held["requests"].as_u64() > Some(0) && held["is_exact"] == true, "{held}");
+        job.signal("KILL");
+        let arguments =
+            ["gpt", "graphs", "streams", "resnet", "default=", "expandable=expandable_segments:True"];
+        let lines = torch::finished(&mut Job::start(&mut wheel.covered(
+            &machine,
+            &daemon.runtime,
+            "replay.py",
+            &arguments,
+        )));
+        let runs: Vec<_> = lines.iter().filter(|line| line["program"].is_string()).collect();
+        until(20, "closed runs", || daemon.pids(&machine).is_empty().then_some(()));
+        for run in &runs {
+            let pid = run["pid"].to_string();
+            let what = format!("torch {version}, {} under {}", run["program"], run["setting"]);
+            let told = whatif(&wheel, Path::new(&pid), &["--store", store]);
+            assert_equal(&told, "", run, &what);
+        }
+        assert_eq!(runs.len(), 8);
     }
 }
 

@@ -1,18 +1,15 @@
-//! `gpumemctl whatif FILE`: computes how much memory PyTorch's allocator would have reserved under other settings.
+//! `gpumemctl whatif TARGET`: computes how much memory PyTorch's allocator would have reserved under other settings.
 
 mod show;
+mod source;
 mod trials;
 
 use crate::args::WhatIf;
 use crate::exit::Kind;
 use crate::output::print;
 use anyhow::Result;
-use gpumem_import::torch_snapshot::Requests;
-use gpumem_import::{recorded, torch_snapshot};
-use gpumem_replay::{Release, Settings};
-use gpumem_runs::input::Input;
-use std::path::Path;
-use trials::{Recorded, Trial};
+use gpumem_replay::Settings;
+use trials::Trial;
 
 /// Settings that are tried if the user names none: against fragmentation, for sizes that change from step to step, and both.
 const SWEEP: [&str; 7] = [
@@ -26,25 +23,7 @@ const SWEEP: [&str; 7] = [
 ];
 
 pub(crate) fn run(args: &WhatIf) -> Result<()> {
-    if !args.file.exists() && is_stored_run(&args.file) {
-        let text = "a stored run has sums, not the requests of the program; record them: gpumemctl run --record FILE -- COMMAND";
-        return Err(Kind::Usage.error(format!("{}: {text}", args.file.display())));
-    }
-    let input = Input::open(&args.file)?;
-    let requests = if recorded::looks_like(input.head()) {
-        recorded::requests(input, args.pid, args.gpu)?
-    } else {
-        torch_snapshot::requests(input, args.gpu)?
-    };
-    let (recorded, release) = match args.torch {
-        Some(release) => (Recorded::new(requests, release)?, release),
-        None => of_likely_release(requests)?,
-    };
-    if recorded.lacks_streams() {
-        let what = "has only the sizes of blocks, and not the streams or private pools of this program: record it again \
-                    with gpumemctl run --record FILE -- COMMAND";
-        return Err(Kind::BadInput.error(format!("{}: {what}", args.file.display())));
-    }
+    let (recorded, release) = source::load(&args.target, (args.pid, args.gpu), args.torch, &args.store)?;
     let set = args.set.join(",");
     let base = merged(&recorded.own.text, &set);
     let settings =
@@ -68,37 +47,13 @@ pub(crate) fn run(args: &WhatIf) -> Result<()> {
     let shown = show::Shown {
         recorded: &recorded,
         trials: &trials,
-        file: &args.file,
+        file: &args.target,
         release,
         is_release_known: args.torch.is_some(),
         gpu: args.gpu,
         memory: args.device_memory,
     };
     print(&if args.json { shown.json() } else { shown.text() })
-}
-
-/// Replays with the rules of a release that explains the recording, for a program of unknown release.
-fn of_likely_release(mut requests: Requests) -> Result<(Recorded, Release)> {
-    // Histories state the pool of a request from PyTorch 2.12 on.
-    if !requests.is_recording() {
-        let release = if requests.names_pools { Release::LAST } else { Release::new(11) };
-        return Ok((Recorded::new(requests, release)?, release));
-    }
-    // Blocks of equal size are chosen by other rules up to 2.11, in 2.12, and from 2.13 on.
-    for release in [Release::LAST, Release::new(12), Release::new(11)] {
-        let recorded = Recorded::new(requests, release)?;
-        if recorded.is_exact {
-            return Ok((recorded, release));
-        }
-        requests = recorded.requests;
-    }
-    Ok((Recorded::new(requests, Release::LAST)?, Release::LAST))
-}
-
-/// Whether a name is the id of a stored run, such as r7.
-fn is_stored_run(name: &Path) -> bool {
-    let number = name.to_str().and_then(|name| name.strip_prefix('r'));
-    number.is_some_and(|number| number.parse::<u64>().is_ok())
 }
 
 fn join(first: &str, second: &str) -> String {

@@ -62,16 +62,37 @@ impl Shown<'_> {
             if same.is_empty() { String::new() } else { format!("No difference: {}\n", same.join("; ")) };
         format!(
             "What PyTorch {}'s allocator would have reserved: {}, {}{}\n\n{}{same}\n\
-             Bytes are those at the moment of the highest reserved amount. Cached bytes are free blocks that the allocator kept.\n\n\
+             Bytes are those at the moment of the highest reserved amount. Cached bytes are free blocks that the allocator kept.\n{}\n\
              {}\n{}\n",
             self.release,
             escape(&self.file.display().to_string()),
             plural(self.requests(), "request"),
             self.memory(),
             table.text(),
+            self.record_stream(unit),
             self.conclusion(),
             self.accuracy(),
         )
+    }
+
+    /// Returns the range of each peak, if the program used `record_stream`: the recorded moments of return are those of another run.
+    fn record_stream(&self, unit: Unit) -> String {
+        let own = &self.recorded.own;
+        if own.ends.is_none() {
+            return String::new();
+        }
+        let mut ranges = Vec::new();
+        for trial in std::iter::once(own).chain(self.trials) {
+            let (least, most) = trial.reserved_range();
+            let name = if std::ptr::eq(trial, own) { "as recorded".into() } else { escape(&trial.changes) };
+            let may_fail = if trial.may_fail() { ", may run out of memory" } else { "" };
+            if least < most || trial.may_fail() {
+                let (least, most) = (unit.amount(signed(least)), unit.amount_with_name(signed(most)));
+                ranges.push(format!("{name} {least} to {most}{may_fail}"));
+            }
+        }
+        let effect = if ranges.is_empty() { "no effect on a peak".to_owned() } else { ranges.join("; ") };
+        format!("If record_stream returned memory at once, or only at a synchronisation: {effect}.\n")
     }
 
     fn memory(&self) -> String {
@@ -201,9 +222,11 @@ impl Shown<'_> {
                     "allocated_bytes": failure.allocated_bytes,
                 })
             });
+            let (least, most) = trial.reserved_range();
             json!({
                 "settings": trial.text,
                 "peak_reserved_bytes": reserved.peak,
+                "peak_reserved_range": [least, most],
                 "peak_allocated_bytes": allocated.peak,
                 "allocated_at_peak_bytes": allocated_at_peak,
                 "driver_allocations": device_allocs,

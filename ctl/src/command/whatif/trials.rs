@@ -3,7 +3,9 @@
 use crate::exit::Kind;
 use anyhow::Result;
 use gpumem_import::torch_snapshot::Requests;
-use gpumem_replay::{Device, EventReturn, Figures, Options, Release, Replay, SegmentAddresses, Settings};
+use gpumem_replay::{
+    Device, Event, EventReturn, Figures, Options, Release, Replay, SegmentAddresses, Settings,
+};
 use std::cmp::Reverse;
 
 /// Assumed size in bytes of a device of unknown size: no request fails.
@@ -19,11 +21,14 @@ pub(super) struct Trial {
     pub(super) figures: Figures,
     /// Number of the event at which the replay ended: a request that failed only here, or only in the recording.
     pub(super) ended_at: Option<usize>,
+    /// Figures if memory under `record_stream` is available again at once, and only after a synchronisation; `None` if the program
+    /// did not use it.
+    pub(super) ends: Option<[Figures; 2]>,
 }
 
 impl Trial {
     pub(super) fn new(changes: String, text: String, settings: Settings) -> Self {
-        Trial { changes, text, settings, figures: Figures::default(), ended_at: None }
+        Trial { changes, text, settings, figures: Figures::default(), ended_at: None, ends: None }
     }
 
     /// Returns whether a request failed for lack of memory.
@@ -39,24 +44,53 @@ impl Trial {
         (Reverse(failed_at), figures.reserved.peak, calls, self.changes.len())
     }
 
+    /// Returns the least and the greatest peak of reserved bytes, because `record_stream` may return memory earlier or later.
+    pub(super) fn reserved_range(&self) -> (u64, u64) {
+        let peak = self.figures.reserved.peak;
+        let ends = self.ends.iter().flatten().map(|figures| figures.reserved.peak);
+        ends.fold((peak, peak), |(least, most), peak| (least.min(peak), most.max(peak)))
+    }
+
+    /// Returns whether memory runs out only if `record_stream` returns memory earlier or later than recorded, or only if it does not.
+    pub(super) fn may_fail(&self) -> bool {
+        self.ends.iter().flatten().any(|figures| figures.failure.is_some() != self.fails())
+    }
+
     fn replay(&mut self, requests: &Requests, release: Release, total_bytes: u64) -> Result<()> {
+        let run = |returns| self.run(requests, release, total_bytes, returns);
+        let (figures, ended_at) = run(EventReturn::AsRecorded)?;
+        let is_pending = |event: &Event| matches!(event, Event::Free { is_pending: true, .. });
+        if requests.events.iter().any(is_pending) {
+            let [first, last] = [EventReturn::AtOnce, EventReturn::AtSynchronisation].map(run);
+            self.ends = Some([first?.0, last?.0]);
+        }
+        (self.figures, self.ended_at) = (figures, ended_at);
+        Ok(())
+    }
+
+    /// Returns the figures, and the number of the event at which the replay ended early.
+    fn run(
+        &self,
+        requests: &Requests,
+        release: Release,
+        total_bytes: u64,
+        returns: EventReturn,
+    ) -> Result<(Figures, Option<usize>)> {
         let mut replay = Replay::new(Options {
             release,
             settings: self.settings.clone(),
             device: Device { total_bytes, other_bytes: 0 },
             addresses: SegmentAddresses::LowestFree,
-            returns: EventReturn::AsRecorded,
+            returns,
         })
         .map_err(|fault| Kind::Usage.error(fault.to_string()))?;
         for (number, event) in requests.events.iter().enumerate() {
             replay.apply(event)?;
             if replay.has_ended() {
-                self.ended_at = Some(number);
-                break;
+                return Ok((replay.figures().clone(), Some(number)));
             }
         }
-        self.figures = replay.figures().clone();
-        Ok(())
+        Ok((replay.figures().clone(), None))
     }
 }
 

@@ -1,0 +1,90 @@
+//! Finds the requests that are replayed: of a stored run, a live process, a recording, or a snapshot.
+
+use super::trials::Recorded;
+use crate::args::StorePath;
+use crate::exit::Kind;
+use anyhow::Result;
+use gpumem_import::torch_snapshot::Requests;
+use gpumem_import::{recorded, torch_snapshot};
+use gpumem_replay::Release;
+use gpumem_runs::input::Input;
+use gpumem_runs::store::{RunId, Store};
+use std::path::Path;
+
+/// Reads the requests of `target` (see [`requests`]), and replays them under the recorded settings. `release` is the program's release
+/// of PyTorch; without it, one is assumed and returned.
+///
+/// # Errors
+/// The requests do not exist or cannot be read, or do not suffice for a replay.
+pub(crate) fn load(
+    target: &Path,
+    place: (Option<u32>, Option<u8>),
+    release: Option<Release>,
+    store: &StorePath,
+) -> Result<(Recorded, Release)> {
+    let requests = requests(target, place, store)?;
+    let (recorded, release) = match release {
+        Some(release) => (Recorded::new(requests, release)?, release),
+        None => of_likely_release(requests)?,
+    };
+    if recorded.lacks_streams() {
+        let what = "has only the sizes of blocks, and not the streams or private pools of this program: record it again \
+                    with gpumemctl run --record FILE -- COMMAND";
+        return Err(Kind::BadInput.error(format!("{}: {what}", target.display())));
+    }
+    Ok((recorded, release))
+}
+
+/// Replays with the rules of a release that explains the recording, for a program of unknown release.
+fn of_likely_release(mut requests: Requests) -> Result<(Recorded, Release)> {
+    // Histories state the pool of a request from PyTorch 2.12 on.
+    if !requests.is_recording() {
+        let release = if requests.names_pools { Release::LAST } else { Release::new(11) };
+        return Ok((Recorded::new(requests, release)?, release));
+    }
+    // Blocks of equal size are chosen by other rules up to 2.11, in 2.12, and from 2.13 on.
+    for release in [Release::LAST, Release::new(12), Release::new(11)] {
+        let recorded = Recorded::new(requests, release)?;
+        if recorded.is_exact {
+            return Ok((recorded, release));
+        }
+        requests = recorded.requests;
+    }
+    Ok((Recorded::new(requests, Release::LAST)?, Release::LAST))
+}
+
+/// Reads the requests of `target`: a run's id, a pid, or a file. `pid` selects a process of a recording, `gpu` a device.
+fn requests(target: &Path, (pid, gpu): (Option<u32>, Option<u8>), store: &StorePath) -> Result<Requests> {
+    let name = target.to_str().filter(|_| !target.exists()).unwrap_or_default();
+    if let Ok(id) = name.parse::<RunId>() {
+        return of_run(&Store::open_read_only(store.readable()?)?, id, target, gpu);
+    }
+    if let Ok(pid) = name.parse::<u32>() {
+        for path in store.all_readable()? {
+            let store = Store::open_read_only(path)?;
+            let run = store.list()?.into_iter().find(|run| run.pid == pid);
+            if let Some(run) = run {
+                return of_run(&store, run.id, target, gpu);
+            }
+        }
+        let text = format!("no run of process {pid} is in {}", store.readable()?.display());
+        return Err(Kind::NotFound.error(text));
+    }
+    let input = Input::open(target)?;
+    Ok(if recorded::looks_like(input.head()) {
+        recorded::requests(input, pid, gpu)?
+    } else {
+        torch_snapshot::requests(input, gpu)?
+    })
+}
+
+fn of_run(store: &Store, id: RunId, target: &Path, gpu: Option<u8>) -> Result<Requests> {
+    let pieces = store.requests(id)?;
+    if pieces.is_empty() {
+        store.load_head(id)?;
+        let text = "the requests of this run were not kept: set keep_requests = true below [runs] in gpumemd.toml for later processes, \
+                    or record them: gpumemctl run --record FILE -- COMMAND";
+        return Err(Kind::Usage.error(format!("{}: {text}", target.display())));
+    }
+    Ok(recorded::kept_requests(&pieces, target, gpu)?)
+}
