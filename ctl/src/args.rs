@@ -6,7 +6,7 @@ mod picture;
 mod source;
 mod typed;
 
-pub(crate) use compare::{Diff, Explain, Export, Runs};
+pub(crate) use compare::{Diff, Explain, Export, Runs, WhatIf};
 pub(crate) use help::{command, examples};
 pub(crate) use picture::{Picture, Traced, Window};
 pub(crate) use source::{DataSource, SocketPath, StorePath, no_device, quoted_suffix, variable};
@@ -251,36 +251,6 @@ pub(crate) struct Import {
     pub format: Option<&'static Format>,
     #[command(flatten)]
     pub store: StorePath,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct WhatIf {
-    /// A stored run (r7) or a pid, if the daemon keeps requests; a recording; a snapshot of torch.cuda.memory._dump_snapshot()
-    #[arg(value_name = "PID|RUN|FILE")]
-    pub target: PathBuf,
-    /// Setting to try, as in PYTORCH_ALLOC_CONF; may be repeated [default: try several]
-    #[arg(long, value_name = "KEY=VALUE", value_parser = typed::setting)]
-    pub set: Vec<String>,
-    /// Try several settings, also with --set
-    #[arg(long)]
-    pub sweep: bool,
-    /// Memory that PyTorch can have [default: as in the recording, if a request failed there]
-    #[arg(long, value_name = "SIZE", value_parser = typed::size)]
-    pub device_memory: Option<u64>,
-    /// GPU, by its number in the program [default: the first in a snapshot, the one with most requests in a recording]
-    #[arg(long, value_name = "N")]
-    pub gpu: Option<u8>,
-    /// Process of a recording [default: the one with most requests]
-    #[arg(long)]
-    pub pid: Option<u32>,
-    /// PyTorch release of the program, such as 2.15
-    #[arg(long, value_name = "RELEASE")]
-    pub torch: Option<gpumem_replay::Release>,
-    #[command(flatten)]
-    pub store: StorePath,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
 }
 
 #[derive(Debug, Clone, Default, Args)]

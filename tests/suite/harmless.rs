@@ -141,7 +141,7 @@ const STORED: &[Views] = &[
     Views {
         command: "whatif",
         forms: &["! FILE", "! FILE --json", "! FILE --set TAG", "! FILE --torch TAG", "! TAG", "! RUN"],
-        others: &["sweep", "device-memory", "gpu", "pid", "store"],
+        others: &["sweep", "device-memory", "gpu", "pid", "store", "memory-fraction", "drop", "scale"],
     },
     Views { command: "import", forms: &["FILE", "TAG", "--format TAG FILE"], others: &["store"] },
     Views {

@@ -1,6 +1,6 @@
-//! Arguments of the commands that compare runs, explain words, and list, import or export runs.
+//! Arguments of the commands that compare runs, replay requests, explain words, and list, import or export runs.
 
-use super::{DataSource, ROWS, Report, StorePath, formats, words};
+use super::{DataSource, ROWS, Report, StorePath, formats, typed, words};
 use crate::output::Output;
 use crate::when::When;
 use clap::Args;
@@ -8,6 +8,7 @@ use gpumem_import::Format;
 use gpumem_report::GroupBy;
 use gpumem_report::diff::gate::Limit;
 use gpumem_runs::store::{STATES, Sort};
+use std::path::PathBuf;
 
 #[derive(Debug, Args)]
 pub(crate) struct Diff {
@@ -157,4 +158,43 @@ pub(crate) struct Explain {
     pub rules: Option<String>,
     #[command(flatten)]
     pub source: DataSource,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct WhatIf {
+    /// A stored run (r7) or a pid, if the daemon keeps requests; a recording; a snapshot of torch.cuda.memory._dump_snapshot()
+    #[arg(value_name = "PID|RUN|FILE")]
+    pub target: PathBuf,
+    /// Setting to try, as in PYTORCH_ALLOC_CONF; may be repeated [default: try several]
+    #[arg(long, value_name = "KEY=VALUE", value_parser = typed::setting)]
+    pub set: Vec<String>,
+    /// Try several settings, also with --set
+    #[arg(long)]
+    pub sweep: bool,
+    /// Memory that PyTorch can have [default: as in the recording, if a request failed there]
+    #[arg(long, value_name = "SIZE", value_parser = typed::size)]
+    pub device_memory: Option<u64>,
+    /// Fraction of --device-memory that PyTorch may use, as with torch.cuda.set_per_process_memory_fraction() [default: all]
+    #[arg(long, value_name = "FRACTION", value_parser = typed::fraction, requires = "device_memory")]
+    pub memory_fraction: Option<f64>,
+    /// Model of the program without memory whose name, or line of the program, contains NAME
+    #[arg(long, value_name = "NAME")]
+    pub drop: Vec<String>,
+    /// Model of the program with FACTOR times as much of such memory
+    #[arg(long, value_name = "NAME=FACTOR", value_parser = typed::scale)]
+    pub scale: Vec<(String, f64)>,
+    /// GPU, by its number in the program [default: the first in a snapshot, the one with most requests in a recording]
+    #[arg(long, value_name = "N")]
+    pub gpu: Option<u8>,
+    /// Process of a recording [default: the one with most requests]
+    #[arg(long)]
+    pub pid: Option<u32>,
+    /// PyTorch release of the program, such as 2.15
+    #[arg(long, value_name = "RELEASE")]
+    pub torch: Option<gpumem_replay::Release>,
+    #[command(flatten)]
+    pub store: StorePath,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
 }

@@ -7,6 +7,24 @@ pub(crate) fn setting(text: &str) -> Result<String, String> {
     Ok(format!("{}:{}", &text[..end], &text[end + 1..]))
 }
 
+/// Parses `NAME=FACTOR`, with a factor above 0 and up to 100.
+pub(crate) fn scale(text: &str) -> Result<(String, f64), String> {
+    let parsed =
+        text.rsplit_once('=').and_then(|(name, factor)| Some((name.to_owned(), factor.parse().ok()?)));
+    parsed
+        .filter(|(name, factor)| !name.is_empty() && *factor > 0.0 && *factor <= 100.0)
+        .ok_or_else(|| "a scale is NAME=FACTOR, as encoder=2 (at most 100)".to_owned())
+}
+
+/// Parses a fraction such as `0.5` or `50%`, above 0 and at most 1.
+pub(crate) fn fraction(text: &str) -> Result<f64, String> {
+    let percent = text.strip_suffix('%').and_then(|percent| Some(percent.parse::<f64>().ok()? / 100.0));
+    percent
+        .or_else(|| text.parse().ok())
+        .filter(|fraction| *fraction > 0.0 && *fraction <= 1.0)
+        .ok_or_else(|| "a fraction is 0.5 or 50%".to_owned())
+}
+
 /// Parses a range of training steps such as `100:110`.
 pub(crate) fn steps(text: &str) -> Result<(u64, u64), String> {
     let steps = text.split_once(':').and_then(|(first, last)| Some((number(first)?, number(last)?)));
@@ -126,6 +144,14 @@ mod tests {
         assert_eq!(["2", "0.5", "2 %"].map(|text| percent(text).ok()), [Some(2.0), Some(0.5), Some(2.0)]);
         for bad in ["", "%", "2%%", "101", "-1", "NaN", "inf"] {
             assert!(percent(bad).is_err(), "{bad}");
+        }
+        assert_eq!(["0.5", "50%", "1"].map(|text| fraction(text).ok()), [Some(0.5), Some(0.5), Some(1.0)]);
+        for bad in ["", "0", "2", "50", "101%", "-1", "NaN"] {
+            assert!(fraction(bad).is_err(), "{bad}");
+        }
+        assert_eq!(scale("a=b=2.5"), Ok(("a=b".to_owned(), 2.5)));
+        for bad in ["", "a", "=2", "a=", "a=0", "a=NaN", "a=101"] {
+            assert!(scale(bad).is_err(), "{bad}");
         }
     }
 }

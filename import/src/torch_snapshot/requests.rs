@@ -63,6 +63,16 @@ impl Requests {
         self.names.is_some()
     }
 
+    /// Returns for each event whether its [`place`](Self::place) contains a text.
+    pub fn named(&self, text: &str) -> Vec<bool> {
+        let mut known = HashMap::new();
+        let mut is_named = |(event, frames): (usize, &Ref)| {
+            let find = || self.place(event).is_some_and(|place| place.contains(text));
+            *known.entry(*frames).or_insert_with(find)
+        };
+        self.frames.iter().enumerate().map(&mut is_named).collect()
+    }
+
     /// Returns the innermost Python line outside PyTorch that made a request, as `file.py:line(function)`; `None` without stacks.
     /// For a recording, returns the name of the memory.
     pub fn place(&self, event: usize) -> Option<String> {

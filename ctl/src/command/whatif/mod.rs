@@ -1,5 +1,6 @@
 //! `gpumemctl whatif TARGET`: computes how much memory PyTorch's allocator would have reserved under other settings.
 
+mod model;
 mod show;
 mod source;
 mod trials;
@@ -9,6 +10,7 @@ use crate::exit::Kind;
 use crate::output::print;
 use anyhow::Result;
 use gpumem_replay::Settings;
+use model::Scale;
 use trials::Trial;
 
 /// Settings that are tried if the user names none: against fragmentation, for sizes that change from step to step, and both.
@@ -26,18 +28,27 @@ pub(crate) fn run(args: &WhatIf) -> Result<()> {
     let (recorded, release) = source::load(&args.target, (args.pid, args.gpu), args.torch, &args.store)?;
     let set = args.set.join(",");
     let base = merged(&recorded.own.text, &set);
-    let settings =
-        Settings::parse(&base, release).map_err(|error| Kind::Usage.error(format!("--set: {error}")))?;
+    let parse = |text: &str| {
+        let settings = Settings::parse(text, release);
+        let fraction = args.memory_fraction;
+        settings.map(|settings| Settings { fraction: fraction.or(settings.fraction), ..settings })
+    };
+    let settings = parse(&base).map_err(|error| Kind::Usage.error(format!("--set: {error}")))?;
+    let name = if set.is_empty() { "recorded settings" } else { &set };
+    let changed = Trial::new(name.to_owned(), base.clone(), settings);
+    let scales = args.drop.iter().map(|name| (name.clone(), 0.0)).chain(args.scale.iter().cloned());
+    let model =
+        |(name, factor)| recorded.model(Scale { name, factor }, &changed, release, args.device_memory);
+    let models = scales.map(model).collect::<Result<Vec<_>>>()?;
     let mut trials = Vec::new();
     if !set.is_empty() || args.device_memory.is_some() {
-        let name = if set.is_empty() { "recorded settings" } else { &set };
-        trials.push(Trial::new(name.to_owned(), base.clone(), settings));
+        trials.push(changed);
     }
     if set.is_empty() || args.sweep {
         for text in SWEEP {
             let merged = merged(&base, text);
             // Settings that this release does not have are not tried.
-            if let Ok(settings) = Settings::parse(&merged, release) {
+            if let Ok(settings) = parse(&merged) {
                 trials.push(Trial::new(join(&set, text), merged, settings));
             }
         }
@@ -47,6 +58,7 @@ pub(crate) fn run(args: &WhatIf) -> Result<()> {
     let shown = show::Shown {
         recorded: &recorded,
         trials: &trials,
+        models: &models,
         file: &args.target,
         release,
         is_release_known: args.torch.is_some(),

@@ -1,5 +1,6 @@
 //! Formats the result as text and as JSON.
 
+use super::model::Model;
 use super::trials::{Recorded, Trial};
 use gpumem_model::escape::{self, escape};
 use gpumem_model::units::{Unit, plural, signed, thousands};
@@ -17,6 +18,7 @@ pub(super) struct Shown<'a> {
     pub(super) recorded: &'a Recorded,
     /// Replays under other settings, the best first.
     pub(super) trials: &'a [Trial],
+    pub(super) models: &'a [Model],
     pub(super) file: &'a Path,
     pub(super) release: Release,
     /// Whether the user named the release.
@@ -62,7 +64,7 @@ impl Shown<'_> {
             if same.is_empty() { String::new() } else { format!("No difference: {}\n", same.join("; ")) };
         format!(
             "What PyTorch {}'s allocator would have reserved: {}, {}{}\n\n{}{same}\n\
-             Bytes are those at the moment of the highest reserved amount. Cached bytes are free blocks that the allocator kept.\n{}\n\
+             Bytes are those at the moment of the highest reserved amount. Cached bytes are free blocks that the allocator kept.\n{}{}\n\
              {}\n{}\n",
             self.release,
             escape(&self.file.display().to_string()),
@@ -70,19 +72,20 @@ impl Shown<'_> {
             self.memory(),
             table.text(),
             self.record_stream(unit),
+            self.models.iter().map(|model| model.text(unit)).collect::<String>(),
             self.conclusion(),
             self.accuracy(),
         )
     }
 
-    /// Returns the range of each peak, if the program used `record_stream`: the recorded moments of return are those of another run.
+    /// Returns the range of the recorded and the best peak, if the program used `record_stream`.
     fn record_stream(&self, unit: Unit) -> String {
         let own = &self.recorded.own;
         if own.ends.is_none() {
             return String::new();
         }
         let mut ranges = Vec::new();
-        for trial in std::iter::once(own).chain(self.trials) {
+        for trial in std::iter::once(own).chain(self.trials.first()) {
             let (least, most) = trial.reserved_range();
             let name = if std::ptr::eq(trial, own) { "as recorded".into() } else { escape(&trial.changes) };
             let may_fail = if trial.may_fail() { ", may run out of memory" } else { "" };
@@ -235,6 +238,15 @@ impl Shown<'_> {
                 "failure": failure,
             })
         };
+        let model = |model: &Model| {
+            let (least, most) = model.range();
+            json!({
+                "name": model.scale.name,
+                "factor": model.scale.factor,
+                "peak_reserved_range": [least, most],
+                "fails": model.ends.each_ref().map(|figures| figures.failure.is_some()),
+            })
+        };
         let trials: Vec<Value> = self.trials.iter().map(trial).collect();
         escape::json(&json!({
             "schema": SCHEMA,
@@ -252,6 +264,7 @@ impl Shown<'_> {
             },
             "own": trial(&self.recorded.own),
             "trials": trials,
+            "models": self.models.iter().map(model).collect::<Vec<Value>>(),
         }))
     }
 }

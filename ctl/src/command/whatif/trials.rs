@@ -1,5 +1,6 @@
 //! Replays a recording under several settings, and checks that a replay under its own settings reproduces it.
 
+use super::model::{Model, Scale};
 use crate::exit::Kind;
 use anyhow::Result;
 use gpumem_import::torch_snapshot::Requests;
@@ -57,7 +58,7 @@ impl Trial {
     }
 
     fn replay(&mut self, requests: &Requests, release: Release, total_bytes: u64) -> Result<()> {
-        let run = |returns| self.run(requests, release, total_bytes, returns);
+        let run = |returns| self.run(&requests.events, release, total_bytes, returns);
         let (figures, ended_at) = run(EventReturn::AsRecorded)?;
         let is_pending = |event: &Event| matches!(event, Event::Free { is_pending: true, .. });
         if requests.events.iter().any(is_pending) {
@@ -71,7 +72,7 @@ impl Trial {
     /// Returns the figures, and the number of the event at which the replay ended early.
     fn run(
         &self,
-        requests: &Requests,
+        events: &[Event],
         release: Release,
         total_bytes: u64,
         returns: EventReturn,
@@ -84,7 +85,7 @@ impl Trial {
             returns,
         })
         .map_err(|fault| Kind::Usage.error(fault.to_string()))?;
-        for (number, event) in requests.events.iter().enumerate() {
+        for (number, event) in events.iter().enumerate() {
             replay.apply(event)?;
             if replay.has_ended() {
                 return Ok((replay.figures().clone(), Some(number)));
@@ -128,6 +129,24 @@ impl Recorded {
         read(first.requests.with_uncertain_releases())
     }
 
+    /// Replays a changed program under the settings of `trial`.
+    pub(super) fn model(
+        &self,
+        scale: Scale,
+        trial: &Trial,
+        release: Release,
+        memory: Option<u64>,
+    ) -> Result<Model> {
+        let total_bytes = self.total_bytes(memory);
+        let run = |events: Vec<Event>| trial.run(&events, release, total_bytes, EventReturn::AsRecorded);
+        let [first, second] = scale.apply(&self.requests)?.map(run);
+        Ok(Model { ends: [first?.0, second?.0], scale })
+    }
+
+    fn total_bytes(&self, memory: Option<u64>) -> u64 {
+        memory.or(self.requests.capacity).unwrap_or(UNLIMITED).min(UNLIMITED)
+    }
+
     /// Whether sizes of blocks stand for requests, and do not explain the recorded peak: the replay differs by more than 1 %. Then
     /// several streams or private pools were in use, which are unknown, too.
     pub(super) fn lacks_streams(&self) -> bool {
@@ -137,7 +156,7 @@ impl Recorded {
 
     /// Replays other settings, on several threads.
     pub(super) fn replay(&self, trials: &mut [Trial], release: Release, memory: Option<u64>) -> Result<()> {
-        let total_bytes = memory.or(self.requests.capacity).unwrap_or(UNLIMITED).min(UNLIMITED);
+        let total_bytes = self.total_bytes(memory);
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         let share = trials.len().div_ceil(threads).max(1);
         std::thread::scope(|scope| {

@@ -1,0 +1,169 @@
+//! Models of a changed program: some memory is not requested, or is larger. The program's other requests are assumed to stay the same.
+
+use crate::exit::Kind;
+use anyhow::Result;
+use gpumem_import::torch_snapshot::Requests;
+use gpumem_model::escape::escape;
+use gpumem_model::units::{Unit, signed};
+use gpumem_replay::{Event, Figures};
+use std::collections::HashSet;
+
+/// Ids of added requests have this bit.
+const ADDED: u64 = 1 << 63;
+
+/// A change of the program: memory of a name is multiplied.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Scale {
+    /// Text that the name of the memory, or its line of the program, contains.
+    pub name: String,
+    /// Factor; 0 if the memory is not requested.
+    pub factor: f64,
+}
+
+/// A changed program, and the figures between which its memory is assumed to be.
+pub(super) struct Model {
+    pub(super) scale: Scale,
+    pub(super) ends: [Figures; 2],
+}
+
+impl Model {
+    /// Returns the least and the greatest peak of reserved bytes.
+    pub(super) fn range(&self) -> (u64, u64) {
+        let [first, second] = self.ends.each_ref().map(|figures| figures.reserved.peak);
+        (first.min(second), first.max(second))
+    }
+
+    /// Returns the program and its range as text.
+    pub(super) fn text(&self, unit: Unit) -> String {
+        let (least, most) = self.range();
+        let Scale { name, factor } = &self.scale;
+        let change = match *factor {
+            0.0 => format!("without {}", escape(name)),
+            factor => format!("{} times {factor}", escape(name)),
+        };
+        let fails = match self.ends.iter().filter(|figures| figures.failure.is_some()).count() {
+            0 => "",
+            1 => ", may run out of memory",
+            _ => ", runs out of memory",
+        };
+        let (least, most) = (unit.amount(signed(least)), unit.amount_with_name(signed(most)));
+        let range = if most.starts_with(&format!("{least} ")) { most } else { format!("{least} to {most}") };
+        format!(
+            "Model, not a replay: {change}, {range} reserved{fails}, if all other requests stay the same.\n"
+        )
+    }
+}
+
+impl Scale {
+    /// Returns the requests of the changed program in two ways, between which the truth is assumed to be. Memory is larger: larger
+    /// requests, or more of them. Memory is dropped: no requests, or each is freed at once.
+    pub(super) fn apply(&self, requests: &Requests) -> Result<[Vec<Event>; 2]> {
+        let named = requests.named(&self.name);
+        let is_request = |(event, named): (&Event, &bool)| *named && matches!(event, Event::Request { .. });
+        if !requests.events.iter().zip(&named).any(is_request) {
+            let text = format!("no memory in this recording has a name with {:?}", self.name);
+            return Err(Kind::NotFound.error(text));
+        }
+        Ok(self.changed(&requests.events, &named))
+    }
+
+    fn changed(&self, events: &[Event], named: &[bool]) -> [Vec<Event>; 2] {
+        let mut changed = [Vec::new(), Vec::new()];
+        let mut chosen = HashSet::new();
+        for (event, named) in events.iter().zip(named) {
+            let id = match *event {
+                Event::Request { id, .. } if *named => {
+                    chosen.insert(id);
+                    id
+                }
+                Event::Free { id, .. } | Event::Return { id } if chosen.contains(&id) => id,
+                _ => {
+                    if let Event::Request { id, .. } = event {
+                        chosen.remove(id);
+                    }
+                    changed.iter_mut().for_each(|events| events.push(event.clone()));
+                    continue;
+                }
+            };
+            let [first, second] = &mut changed;
+            if self.factor > 0.0 {
+                first.push(self.larger(event));
+                self.repeated(event, second);
+            } else if matches!(event, Event::Request { .. }) {
+                second.extend([event.clone(), Event::Free { id, is_pending: false }]);
+            }
+        }
+        changed
+    }
+
+    fn larger(&self, event: &Event) -> Event {
+        match *event {
+            Event::Request { id, bytes, stream, pool, has_failed } => {
+                let bytes = (bytes as f64 * self.factor) as u64;
+                Event::Request { id, bytes, stream, pool, has_failed }
+            }
+            ref other => other.clone(),
+        }
+    }
+
+    /// Repeats a request or free as often as the factor says; the rest of the factor is a smaller request.
+    fn repeated(&self, event: &Event, events: &mut Vec<Event>) {
+        let mut left = self.factor;
+        for copy in 0.. {
+            let of = |id: u64| if copy == 0 { id } else { ADDED | id << 8 | copy };
+            let share = left.min(1.0);
+            if share <= 0.0 {
+                break;
+            }
+            left -= share;
+            events.push(match *event {
+                Event::Request { id, bytes, stream, pool, has_failed } => {
+                    let bytes = (bytes as f64 * share) as u64;
+                    Event::Request { id: of(id), bytes, stream, pool, has_failed }
+                }
+                Event::Free { id, is_pending } => Event::Free { id: of(id), is_pending },
+                Event::Return { id } => Event::Return { id: of(id) },
+                ref other => other.clone(),
+            });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(id: u64, bytes: u64) -> Event {
+        Event::Request { id, bytes, stream: 0, pool: 0, has_failed: false }
+    }
+
+    #[test]
+    fn larger_memory_is_larger_requests_or_more_of_them() {
+        let scale = Scale { name: String::new(), factor: 2.5 };
+        assert_eq!(scale.larger(&request(7, 1000)), request(7, 2500));
+        let mut events = Vec::new();
+        scale.repeated(&request(7, 1000), &mut events);
+        let bytes: Vec<u64> = events
+            .iter()
+            .map(|event| if let Event::Request { bytes, .. } = event { *bytes } else { 0 })
+            .collect();
+        assert_eq!(bytes, [1000, 1000, 500]);
+        let (asked, mut freed) = (events.len(), Vec::new());
+        scale.repeated(&Event::Free { id: 7, is_pending: false }, &mut freed);
+        assert_eq!(asked, freed.len(), "each is freed");
+    }
+
+    #[test]
+    fn dropped_memory_is_not_requested_or_freed_at_once() {
+        let free = |id| Event::Free { id, is_pending: false };
+        let events = [request(1, 10), request(2, 20), free(1), request(1, 30), free(2), free(1)];
+        // The id 1 is used again by a request of another name.
+        let named = [true, false, true, false, false, false];
+        let scale = Scale { name: String::new(), factor: 0.0 };
+        let [without, at_once] = scale.changed(&events, &named);
+        let rest = [request(2, 20), request(1, 30), free(2), free(1)];
+        assert_eq!(without, rest);
+        assert_eq!(at_once[..2], [request(1, 10), free(1)]);
+        assert_eq!(at_once[2..], rest);
+    }
+}
