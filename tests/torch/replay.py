@@ -11,11 +11,9 @@ import ctypes
 import gc
 import json
 import os
-import queue
 import random
 import re
 import sys
-import threading
 import traceback
 
 import torch
@@ -295,25 +293,6 @@ def hostile():
             live.pop(0)
 
 
-def threads():
-    """A thread makes the next batch on the device while the main thread trains."""
-    batches = queue.Queue(maxsize=1)
-
-    def prefetch():
-        for rows in lengths(15, 30, 100, 3000):
-            batch = torch.zeros(rows, 1024, device="cuda")
-            batches.put(batch * 2)
-        batches.put(None)
-
-    thread = threading.Thread(target=prefetch)
-    thread.start()
-    model = nn.Sequential(nn.Linear(1024, 4096), nn.GELU(), nn.Linear(4096, 256))
-    train(model, iter(batches.get, None), lambda model, batch: model(batch).sum())
-    thread.join()
-
-
-# Run only by name, because the order of their requests differs from run to run.
-THREADED = [threads]
 PROGRAMS = [gpt, checkpointed, fragmenting, resnet, recurrent, experts, adversarial, graphs, streams, loader, generate, lora, hostile]
 
 
@@ -389,8 +368,7 @@ def child(program, label, text, fraction, taken, device):
 
 
 def run(names, settings):
-    programs = [program for program in PROGRAMS + THREADED if program.__name__ in names] or PROGRAMS
-    waiting = [(program, setting) for setting in settings for program in programs]
+    waiting = [(program, setting) for setting in settings for program in PROGRAMS if not names or program.__name__ in names]
     # A device each: what is free on it tells what others than the allocator use.
     idle, running = list(range(min(2, os.cpu_count() or 1))), {}
     while waiting or running:

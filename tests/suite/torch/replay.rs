@@ -42,9 +42,6 @@ const SETTINGS: [Setting; 14] = [
     Setting { since: 6, ..plain("rounding64", "max_split_size_mb:24,max_non_split_rounding_mb:64") },
 ];
 
-/// Size in bytes of a segment for large requests.
-const SEGMENT: u64 = 20 << 20;
-
 impl Setting {
     /// Returns the argument of tests/torch/replay.py.
     fn argument(&self) -> String {
@@ -135,15 +132,6 @@ fn real(run: &Value) -> Vec<(&'static str, u64)> {
     figures
 }
 
-/// Returns the releases that are compared: one of each allocator, see `replay/src/release.rs`.
-fn releases() -> Vec<String> {
-    let mut releases = torch::versions();
-    if releases.iter().map(String::as_str).eq(torch::VERSIONS) {
-        releases.insert(1, "2.8.0".to_owned());
-    }
-    releases
-}
-
 /// Checks the row of a release in the table of docs/whatif.md, or writes it.
 fn check_table(version: &str, cells: &str) {
     let path = gpumem_tests::structure::root().join("docs/whatif.md");
@@ -157,33 +145,9 @@ fn check_table(version: &str, cells: &str) {
     }
 }
 
-/// Compares programs with threads, whose requests come in another order in each run. Returns the number of runs.
-fn compare_threaded(wheel: &torch::Wheel, release: Release) -> usize {
-    let settings: Vec<_> = SETTINGS
-        .iter()
-        .filter(|setting| setting.fraction.is_none() && setting.taken_bytes == 0)
-        .filter(|setting| Release::new(setting.since) <= release)
-        .collect();
-    let machine = torch::machine(&[]);
-    let arguments: Vec<_> = settings.iter().map(|setting| setting.argument()).collect();
-    let arguments = ["threads"].into_iter().chain(arguments.iter().map(String::as_str));
-    let arguments: Vec<&str> = arguments.collect();
-    let lines = torch::finished(&mut Job::start(&mut wheel.bare(&machine, "replay.py", &arguments)));
-    let runs: Vec<_> = lines.iter().filter(|line| line["program"].is_string()).collect();
-    let recorded = runs.iter().find(|run| run["setting"] == "default").expect("a default run");
-    for run in &runs {
-        let setting = settings.iter().find(|setting| run["setting"] == setting.name).expect("a setting");
-        let reserved = |figures: Vec<(&str, u64)>| figures[0].1;
-        let off = reserved(setting.replay(release, recorded)).abs_diff(reserved(real(run)));
-        println!("torch {}, threads under {}: {off} bytes off", wheel.version, setting.name);
-        assert!(off <= SEGMENT, "threads under {}: {off} bytes off", setting.name);
-    }
-    runs.len()
-}
-
 #[test]
 fn replay_of_one_recording_has_the_figures_of_real_runs_under_other_settings() {
-    for version in &releases() {
+    for version in &torch::versions() {
         let Some(wheel) = torch::wheel(version) else { return };
         let release: Release =
             wheel.version.split('@').next().expect("a version").parse().expect("a release");
@@ -223,9 +187,8 @@ fn replay_of_one_recording_has_the_figures_of_real_runs_under_other_settings() {
             assert!(failures > 0 || !programs.is_empty(), "the settings include too little memory");
             compared.push(format!("{expected} of {expected}"));
         }
-        let threaded = compare_threaded(&wheel, release);
         let [all, busy] = &compared[..] else { panic!("two machines") };
-        check_table(version, &format!("{} | {all} | {busy} | {threaded} of {threaded}", settings.len()));
+        check_table(version, &format!("{} | {all} | {busy}", settings.len()));
     }
 }
 
