@@ -6,7 +6,7 @@ mod picture;
 mod source;
 mod typed;
 
-pub(crate) use compare::{Diff, Explain, Export, Runs, WhatIf};
+pub(crate) use compare::{Diff, Explain, Export, Runs, WhatIf, Why};
 pub(crate) use help::{command, examples};
 pub(crate) use picture::{Picture, Traced, Window};
 pub(crate) use source::{DataSource, SocketPath, StorePath, no_device, quoted_suffix, variable};
@@ -41,6 +41,8 @@ pub(crate) enum Command {
     Report(Box<Report>),
     /// Explain an out-of-memory error: the request, the holders, a remedy
     Oom(Oom),
+    /// Advise what to change so that a program uses less memory, with the saving
+    Why(Why),
     /// Sum the processes of a job on this node or, through Prometheus, on all nodes
     Job(Job),
     /// Explain a word of a report, with the numbers of a run

@@ -6,6 +6,7 @@
 //! categories.
 #![forbid(unsafe_code)]
 
+pub mod advice;
 pub mod bridge;
 pub mod brief;
 pub mod category;

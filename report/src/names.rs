@@ -83,7 +83,7 @@ pub(super) fn is_apart(cell: &Cell) -> bool {
 }
 
 /// Returns the first `depth` components of a path. With `starred`, numbers are replaced by `*`, as in `GPT/h.*/attn`.
-fn group(path: &str, depth: usize, starred: bool) -> String {
+pub(crate) fn group(path: &str, depth: usize, starred: bool) -> String {
     let all_digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let component = |component: &str| match component.rsplit_once('.') {
         Some((container, number)) if starred && all_digits(number) => format!("{container}.*"),

@@ -139,6 +139,11 @@ const STORED: &[Views] = &[
         others: &["store", "oom", "limit"],
     },
     Views {
+        command: "why",
+        forms: &["RUN", "RUN --json", "RUN --device TAG", "TAG", "FILE --pid 41873"],
+        others: &["store", "socket", "gpu"],
+    },
+    Views {
         command: "whatif",
         forms: &["! FILE", "! FILE --json", "! FILE --set TAG", "! FILE --torch TAG", "! TAG", "! RUN"],
         others: &["sweep", "device-memory", "gpu", "pid", "store", "memory-fraction", "drop", "scale"],

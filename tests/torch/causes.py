@@ -477,7 +477,7 @@ def healthy_growing_answers():
 
 CASES = {name: case for name, case in list(globals().items()) if callable(case) and getattr(case, "__module__", "") == "__main__"}
 for helper in ("Block", "Net", "batch", "trained"):
-    del CASES[helper]
+    CASES.pop(helper, None)
 
 if __name__ == "__main__":
     if sys.argv[1] == "--list":

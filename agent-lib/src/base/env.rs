@@ -82,6 +82,10 @@ const CLAIMS: &[(&str, &str)] = &[
     // Settings of PyTorch's allocator, for a replay of what the program requested.
     ("alloc_conf", "PYTORCH_ALLOC_CONF"),
     ("cuda_alloc_conf", "PYTORCH_CUDA_ALLOC_CONF"),
+    // Settings of libraries, so that advice does not repeat them.
+    ("cublas_workspace", "CUBLAS_WORKSPACE_CONFIG"),
+    ("nccl_buffsize", "NCCL_BUFFSIZE"),
+    ("module_loading", "CUDA_MODULE_LOADING"),
 ];
 
 /// Returns `key=value` lines for a Hello; `get` returns the value of a variable.

@@ -1,4 +1,4 @@
-//! Arguments of the commands that compare runs, replay requests, explain words, and list, import or export runs.
+//! Arguments of the commands that compare runs, replay requests, advise, explain words, and list, import or export runs.
 
 use super::{DataSource, ROWS, Report, StorePath, formats, typed, words};
 use crate::output::Output;
@@ -9,6 +9,39 @@ use gpumem_report::GroupBy;
 use gpumem_report::diff::gate::Limit;
 use gpumem_runs::store::{STATES, Sort};
 use std::path::PathBuf;
+
+#[derive(Debug, Args)]
+pub(crate) struct Why {
+    /// A pid, also of a launcher; a stored run (r7); a recording or PyTorch memory snapshot (./FILE) [default: your
+    /// latest run]
+    #[arg(value_name = "PID|RUN|FILE")]
+    pub run: Option<String>,
+    /// Print JSON of less than 4 kB, also for language models (docs/why.md)
+    #[arg(long)]
+    pub json: bool,
+    /// Select a device by NVML index or UUID prefix
+    #[arg(long, visible_alias = "gpu", value_name = "N|UUID")]
+    pub device: Option<String>,
+    /// Select a process of a recording with several
+    #[arg(long, value_name = "PID")]
+    pub pid: Option<u32>,
+    #[command(flatten)]
+    pub source: DataSource,
+}
+
+impl Why {
+    /// Returns the arguments of the report that finds the same run.
+    pub(crate) fn report(&self) -> Report {
+        Report {
+            run: self.run.clone(),
+            json: self.json,
+            device: self.device.clone(),
+            pid: self.pid,
+            source: self.source.clone(),
+            ..Report::default()
+        }
+    }
+}
 
 #[derive(Debug, Args)]
 pub(crate) struct Diff {

@@ -5,7 +5,7 @@
 //! parameters, because a program that loads a model does not leak. Memory that rises again to an earlier level is not growth: a
 //! cache that is dropped with each request.
 
-use super::{Finding, Kind, Severity, mib};
+use super::{Finding, Kind, PINNED, Rate, Severity, mib};
 use crate::category::OTHERS;
 use crate::judge::trend_test::{ALPHA, Judgement, Verdict, judge, warm_up};
 use crate::judge::{Axis, Growth as Points, units};
@@ -336,6 +336,15 @@ impl Growth {
         format!("+{rate} per {} over {}", self.axis, plural(self.over, self.axis))
     }
 
+    /// Returns the rate, with the bytes that it adds in the whole life of the process.
+    fn whole(&self, device: &Device, used: i64) -> Rate {
+        let points = &device.details.growth;
+        let units =
+            if points.axis.name() == self.axis { points.latest.0.saturating_add(1) } else { self.over };
+        let whole_bytes = self.bytes as f64 * units.max(self.over) as f64 / self.over.max(1) as f64;
+        Rate { text: self.rate(), whole_bytes: (whole_bytes as i64).min(used) }
+    }
+
     /// Returns the growth as a finding. `used` is the number of bytes that the process used.
     pub fn finding(self, device: &Device, used: i64, severity: Severity) -> Finding {
         let names: Vec<String> = self.names.iter().map(|(name, _)| escape(name)).collect();
@@ -352,6 +361,7 @@ impl Growth {
         );
         Finding {
             confidence: Some(self.confidence),
+            rate: Some(self.whole(device, used)),
             names: self.names,
             structure: self.structure,
             ..Finding::new(Kind::Growth, severity, Some(device), (self.bytes, used), what)
@@ -377,9 +387,12 @@ pub(super) fn pinned(device: &Device) -> Option<Finding> {
     let used = most_used(device).unwrap_or(0);
     let points = &device.details.growth;
     let growth = beside(points, &points.pinned, MATERIAL_PINNED_BYTES)?;
-    let what = format!("pinned host memory: {}, +{} MiB in total", growth.rate(), mib(growth.bytes));
+    let rate = Rate { text: growth.rate(), whole_bytes: growth.bytes };
+    let what = format!("{PINNED}: {}, +{} MiB in total", rate.text, mib(growth.bytes));
     let finding = Finding::new(Kind::Growth, Severity::Warning, Some(device), (growth.bytes, used), what);
-    Some(Finding { confidence: Some(growth.confidence), share: finding.share.min(1.0), ..finding })
+    let structure = Some(PINNED.to_owned());
+    let (confidence, share) = (Some(growth.confidence), finding.share.min(1.0));
+    Some(Finding { confidence, share, structure, rate: Some(rate), ..finding })
 }
 
 #[cfg(test)]

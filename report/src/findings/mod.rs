@@ -66,6 +66,18 @@ pub enum Severity {
     Note,
 }
 
+/// [`Finding::structure`] of pinned host memory.
+pub(crate) const PINNED: &str = "pinned host memory";
+
+/// Rate at which memory grows.
+#[derive(Debug, Clone, PartialEq)]
+#[allow(missing_docs)]
+pub struct Rate {
+    pub text: String,
+    /// Bytes that were added since the start of the process, if it always grew at this rate.
+    pub whole_bytes: i64,
+}
+
 /// One conclusion, with the bytes that it explains.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[allow(missing_docs)]
@@ -89,6 +101,9 @@ pub struct Finding {
     /// Category that contains most of the bytes of growing memory.
     #[serde(skip)]
     pub structure: Option<String>,
+    /// Rate of growing memory.
+    #[serde(skip)]
+    pub rate: Option<Rate>,
     /// Recommended change; `None` if there is none, or if the program has already made it.
     pub advice: Option<String>,
 }
@@ -114,6 +129,7 @@ impl Finding {
             what,
             names: Vec::new(),
             structure: None,
+            rate: None,
             advice: None,
         }
     }

@@ -1,50 +1,52 @@
-//! Programs with one planted cause (tests/torch/causes.py): the first finding of the report names it. Healthy programs have none.
+//! Programs with one planted cause (tests/torch/causes.py): the first finding of the report names it, and the first advice of
+//! `gpumemctl why` changes it. Healthy programs have neither.
 
 use gpumem_tests::live::torch;
 use gpumem_tests::live::{Daemon, Job, until};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::io::Write;
+use std::process::Output;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 const FAST: &str = "[nvml]\nlist_every_s = 0.1\nlist_budget = 1.0\n";
 
-/// A program, the kind of its first finding, and a part of the sentence.
-const PLANTED: [(&str, &str, &str); 21] = [
-    ("outputs_kept", "growth", "Net/head"),
-    ("losses_kept", "growth", "Net"),
-    ("hooks_keep", "growth", "Net/blocks.2/up"),
-    ("gradients_kept", "growth", "gradients_kept"),
-    ("optimizers_kept", "growth", "optimizer state"),
-    ("tracebacks_kept", "growth", "Net"),
-    ("embeddings_kept", "growth", "Net/blocks.0"),
-    ("cache_without_limit", "growth", "answer"),
-    ("logits_kept_in_evaluation", "growth", "retained forward outputs of Net/head"),
-    ("graphs_kept", "fragmentation", "CUDA graphs"),
-    ("state_too_large", "too_large", "optimizer state"),
-    ("evaluation_with_gradients", "no_backward", "training step"),
-    ("batch_too_large", "too_large", "activations"),
-    ("long_batch_too_large", "too_large", "activations"),
-    ("model_too_large", "too_large", "__init__"),
-    ("logits_too_large", "too_large", "activations"),
-    ("second_optimizer", "too_large", "optimizer state"),
-    ("one_huge_request", "large_request", "38,1"),
-    ("fraction_too_small", "pool_limit", "limit"),
-    ("fragmentation", "fragmentation", "unused"),
-    ("other_tenant", "other_processes", "other processes"),
+/// A program, the kind of its first finding, a part of the sentence, and the kind of the first advice.
+const PLANTED: [(&str, &str, &str, &str); 21] = [
+    ("outputs_kept", "growth", "Net/head", "retained_tensors"),
+    ("losses_kept", "growth", "Net", "retained_tensors"),
+    ("hooks_keep", "growth", "Net/blocks.2/up", "retained_tensors"),
+    ("gradients_kept", "growth", "gradients_kept", "retained_tensors"),
+    ("optimizers_kept", "growth", "optimizer state", "retained_tensors"),
+    ("tracebacks_kept", "growth", "Net", "retained_tensors"),
+    ("embeddings_kept", "growth", "Net/blocks.0", "retained_tensors"),
+    ("cache_without_limit", "growth", "answer", "retained_tensors"),
+    ("logits_kept_in_evaluation", "growth", "retained forward outputs of Net/head", "retained_tensors"),
+    ("graphs_kept", "fragmentation", "CUDA graphs", "graph_pools"),
+    ("state_too_large", "too_large", "optimizer state", "optimizer_state"),
+    ("evaluation_with_gradients", "no_backward", "training step", "evaluation_gradients"),
+    ("batch_too_large", "too_large", "activations", "checkpointing"),
+    ("long_batch_too_large", "too_large", "activations", "checkpointing"),
+    ("model_too_large", "too_large", "__init__", "parameter_precision"),
+    ("logits_too_large", "too_large", "activations", "large_output"),
+    ("second_optimizer", "too_large", "optimizer state", "optimizer_state"),
+    ("one_huge_request", "large_request", "38,1", "large_request"),
+    ("fraction_too_small", "pool_limit", "limit", "pool_limit"),
+    ("fragmentation", "fragmentation", "unused", "allocator_setting"),
+    ("other_tenant", "other_processes", "other processes", "other_process"),
 ];
 
 /// The same for programs that end well.
-const KEPT: [(&str, &str, &str); 8] = [
-    ("optimizers_for_each_step_kept", "growth", "MiB per step"),
-    ("schedulers_keep_optimizers", "growth", "optimizer state"),
-    ("weights_kept", "growth", "weights_kept"),
-    ("averages_kept", "growth", "per step"),
-    ("features_kept", "growth", "Net/head"),
-    ("sessions_kept", "growth", "sessions_kept"),
-    ("a_stream_for_each_request", "unused_pool", "cached by the allocator"),
-    ("pinned_kept", "growth", "pinned host memory"),
+const KEPT: [(&str, &str, &str, &str); 8] = [
+    ("optimizers_for_each_step_kept", "growth", "MiB per step", "retained_tensors"),
+    ("schedulers_keep_optimizers", "growth", "optimizer state", "retained_tensors"),
+    ("weights_kept", "growth", "weights_kept", "retained_tensors"),
+    ("averages_kept", "growth", "per step", "retained_tensors"),
+    ("features_kept", "growth", "Net/head", "retained_tensors"),
+    ("sessions_kept", "growth", "sessions_kept", "retained_tensors"),
+    ("a_stream_for_each_request", "unused_pool", "cached by the allocator", "streams"),
+    ("pinned_kept", "growth", "pinned host memory", "pinned_memory"),
 ];
 
 const HEALTHY: [&str; 10] = [
@@ -81,11 +83,22 @@ fn report_of(wheel: &torch::Wheel, program: &str) -> Value {
     println!("{program}:\n{text}");
     assert!(text.lines().count() <= 25, "{program}: {text}");
     assert!(!text.contains("allocations of") && !text.contains("made in forward"), "{program}: {text}");
+    let why = daemon.ctl(&machine, &["why", &pid]).output().expect("gpumemctl why");
+    let why = String::from_utf8_lossy(&why.stdout);
+    println!("{why}");
+    assert!(why.lines().count() <= 15, "{program}: {why}");
     drop(holder);
-    serde_json::from_slice(&output.stdout).unwrap_or_else(|error| {
-        let _ = std::io::stderr().write_all(&output.stderr);
-        panic!("{program}: {error}")
-    })
+    let parsed = |output: &Output| -> Value {
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|error| {
+            let _ = std::io::stderr().write_all(&output.stderr);
+            panic!("{program}: {error}")
+        })
+    };
+    let mut report = parsed(&output);
+    let why = daemon.ctl(&machine, &["why", &pid, "--json"]).output().expect("gpumemctl why");
+    assert!(why.stdout.len() < 4096, "{program}: {} bytes", why.stdout.len());
+    report["why"] = parsed(&why);
+    report
 }
 
 /// Runs programs, two at a time, and returns their reports by name.
@@ -113,13 +126,17 @@ fn first_finding_names_the_planted_cause() {
     let planted: Vec<_> = planted.chain(KEPT.map(|kept| (kept, "ended"))).collect();
     let programs: Vec<&str> = planted.iter().map(|((program, ..), _)| *program).collect();
     let reports = reports_of(&wheel, &programs);
-    for ((program, kind, part), outcome) in planted {
+    for ((program, kind, part, change), outcome) in planted {
         let report = &reports[program];
         let first = &report["findings"][0];
         let what = first["what"].as_str().unwrap_or_default();
         println!("{program}: {} {}: {what}", report["outcome"], first["kind"]);
         if first["kind"] != kind || !what.contains(part) || report["outcome"] != outcome {
             wrong.push(format!("{program}: {} {first}", report["outcome"]));
+        }
+        let advice = &report["why"]["advice"][0];
+        if advice["kind"] != change {
+            wrong.push(format!("{program}: {change} is expected, not {advice}"));
         }
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
@@ -131,5 +148,6 @@ fn healthy_programs_have_no_finding() {
     for (program, report) in reports_of(&wheel, &HEALTHY) {
         assert_eq!(report["outcome"], "ended", "{program}");
         assert_eq!(report["findings"], serde_json::json!([]), "{program}");
+        assert_eq!(report["why"]["advice"], serde_json::json!([]), "{program}");
     }
 }

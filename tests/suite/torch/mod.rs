@@ -17,3 +17,4 @@ mod reports;
 mod roles;
 mod surgery;
 mod training;
+mod why;

@@ -5,9 +5,11 @@
 mod find;
 mod oom;
 mod past;
+mod why;
 
 pub(crate) use find::{no_process, stored_runs_of_job};
 pub(crate) use oom::oom;
+pub(crate) use why::why;
 
 use crate::args::{Report as Args, names_device, no_device, quoted_suffix};
 use crate::exit::Kind;

@@ -5,12 +5,15 @@ mod show;
 mod source;
 mod trials;
 
-use crate::args::WhatIf;
+use crate::args::{StorePath, WhatIf};
 use crate::exit::Kind;
 use crate::output::print;
 use anyhow::Result;
-use gpumem_replay::Settings;
+use gpumem_replay::{Event, Release, Settings};
+use gpumem_report::advice;
 use model::Scale;
+use std::collections::BTreeSet;
+use std::path::Path;
 use trials::Trial;
 
 /// Settings that are tried if the user names none: against fragmentation, for sizes that change from step to step, and both.
@@ -66,6 +69,42 @@ pub(crate) fn run(args: &WhatIf) -> Result<()> {
         memory: args.device_memory,
     };
     print(&if args.json { shown.json() } else { shown.text() })
+}
+
+/// Replays the requests of a run, recording or snapshot under the recorded and several other settings, for advice.
+pub(crate) fn replay(target: &Path, pid: Option<u32>, store: &StorePath) -> Result<advice::Replay> {
+    let (mut recorded, release) = source::load(target, (pid, None), None, store)?;
+    let base = recorded.own.text.clone();
+    let settings = Settings::parse(&base, release)?;
+    let mut trials = Vec::new();
+    for text in SWEEP {
+        let merged = merged(&base, text);
+        if let Ok(settings) = Settings::parse(&merged, release) {
+            trials.push(Trial::new(text.to_owned(), merged, settings));
+        }
+    }
+    recorded.replay(&mut trials, release, None)?;
+    trials.sort_by_key(Trial::rank);
+    let mut streams = BTreeSet::new();
+    for event in &mut recorded.requests.events {
+        if let Event::Request { stream, .. } = event {
+            streams.insert(std::mem::take(stream));
+        }
+    }
+    let mut one_stream = [Trial::new(String::new(), base, settings)];
+    recorded.replay(&mut one_stream, release, None)?;
+    Ok(advice::Replay {
+        variable: variable(release),
+        own: recorded.own.advice(),
+        trials: trials.iter().map(Trial::advice).collect(),
+        one_stream: (streams.len() > 1).then(|| one_stream[0].advice()),
+        is_exact: recorded.is_exact,
+    })
+}
+
+/// Returns the variable that sets the allocator. Releases from 2.10 on read both variables, and prefer the new name.
+fn variable(release: Release) -> &'static str {
+    if release >= Release::new(10) { "PYTORCH_ALLOC_CONF" } else { "PYTORCH_CUDA_ALLOC_CONF" }
 }
 
 fn join(first: &str, second: &str) -> String {

@@ -142,10 +142,7 @@ impl Shown<'_> {
         let Some(best) = self.trials.first() else {
             return "This release has none of the settings that are tried.".into();
         };
-        // Releases from 2.10 on read both variables, and prefer the new name.
-        let variable =
-            if self.release >= Release::new(10) { "PYTORCH_ALLOC_CONF" } else { "PYTORCH_CUDA_ALLOC_CONF" };
-        let line = format!("{variable}={}", escape(&best.text));
+        let line = format!("{}={}", super::variable(self.release), escape(&best.text));
         if best.fails() {
             return "Memory runs out under all of these settings.".into();
         }

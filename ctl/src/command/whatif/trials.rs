@@ -4,9 +4,11 @@ use super::model::{Model, Scale};
 use crate::exit::Kind;
 use anyhow::Result;
 use gpumem_import::torch_snapshot::Requests;
+use gpumem_model::units::signed;
 use gpumem_replay::{
     Device, Event, EventReturn, Figures, Options, Release, Replay, SegmentAddresses, Settings,
 };
+use gpumem_report::advice;
 use std::cmp::Reverse;
 
 /// Assumed size in bytes of a device of unknown size: no request fails.
@@ -55,6 +57,18 @@ impl Trial {
     /// Returns whether memory runs out only if `record_stream` returns memory earlier or later than recorded, or only if it does not.
     pub(super) fn may_fail(&self) -> bool {
         self.ends.iter().flatten().any(|figures| figures.failure.is_some() != self.fails())
+    }
+
+    /// Returns the figures for advice.
+    pub(super) fn advice(&self) -> advice::Trial {
+        let Figures { reserved, failure, .. } = &self.figures;
+        let needed = failure.map_or(0, |failure| failure.reserved_bytes + failure.segment_bytes);
+        advice::Trial {
+            changes: self.changes.clone(),
+            settings: self.text.clone(),
+            peak_bytes: signed(reserved.peak.max(needed)),
+            fails: self.fails(),
+        }
     }
 
     fn replay(&mut self, requests: &Requests, release: Release, total_bytes: u64) -> Result<()> {

@@ -1,0 +1,206 @@
+//! Changes for memory that the program needs: by role and module at the failed request, or else at the peak.
+
+use super::finding::place_of;
+use super::{Item, Kind, Memory, is_material, mib};
+use crate::names;
+use crate::{Report, held, most_used, sums};
+use gpumem_model::cell::without_sum;
+use gpumem_model::names::Named;
+use gpumem_model::run::{Cell, Class, Device, Iteration, Oom};
+use gpumem_wire::{Phase, Role};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Minimum share of a part of the process's memory for advice on it.
+const PART_SHARE: f64 = 0.2;
+/// Minimum share of the activations for advice on one module, or on a repeated one.
+const MODULE_SHARE: f64 = 0.4;
+/// Growth of the optimizer's state, as a factor of its level in earlier steps, that only a second optimizer makes.
+const SECOND_STATE: f64 = 1.2;
+/// Parts into which the advice splits a large output.
+const CHUNKS: i64 = 8;
+
+/// Bytes of a process by their purpose.
+struct Parts<'r> {
+    parameters: i64,
+    optimizer: i64,
+    activations: i64,
+    /// Temporaries that the optimizer made.
+    optimizer_temporaries: i64,
+    /// Temporaries, and what the backward pass has made so far except gradients of parameters.
+    short_lived: i64,
+    used: i64,
+    /// Activations by tag.
+    by_tag: BTreeMap<&'r str, i64>,
+}
+
+fn is_role(cell: &Cell, role: Role) -> bool {
+    cell.role.as_deref() == role.name()
+}
+
+/// Returns whether a cell has activations. Before the first backward pass, blocks of the forward pass count.
+fn is_activation(cell: &Cell) -> bool {
+    let is_unknown = cell.role.is_none() && cell.phase.as_deref() == Phase::Forward.name();
+    cell.class == Class::Block && (is_role(cell, Role::Activation) || is_unknown)
+}
+
+impl<'r> Parts<'r> {
+    fn of(report: &'r Report<'_>, device: &'r Device, oom: Option<&'r Oom>) -> Self {
+        let run = report.run;
+        let at_oom = oom.map(|oom| &oom.amounts).filter(|amounts| !amounts.is_empty());
+        let amounts = at_oom.unwrap_or(&device.peak.amounts);
+        let bytes = |role: Role| held(run, amounts, |cell| is_role(cell, role));
+        let is_of_optimizer = |cell: &Cell| cell.phase.as_deref() == Phase::Optimizer.name();
+        let tags = amounts.iter().filter_map(|(index, bytes)| {
+            let cell = report.cell(*index).filter(|cell| is_activation(cell))?;
+            Some((cell.tag.as_deref()?, *bytes))
+        });
+        Parts {
+            parameters: bytes(Role::Parameter),
+            optimizer: bytes(Role::OptimizerState),
+            activations: held(run, amounts, is_activation),
+            optimizer_temporaries: held(run, amounts, |cell| {
+                is_role(cell, Role::Temporary) && is_of_optimizer(cell)
+            }),
+            short_lived: held(run, amounts, |cell| {
+                let is_of_backward = cell.role.is_none() && cell.phase.as_deref() == Phase::Backward.name();
+                is_role(cell, Role::Temporary) || cell.class == Class::Block && is_of_backward
+            }),
+            used: most_used(device).unwrap_or(0).max(oom.map_or(0, |oom| oom.tracked_bytes)).max(1),
+            by_tag: sums(tags),
+        }
+    }
+
+    fn is_large(&self, bytes: i64) -> bool {
+        bytes as f64 >= self.used as f64 * PART_SHARE
+    }
+}
+
+/// Returns the changes that make the parts of the memory smaller, the one with the largest saving first.
+pub(super) fn parts(report: &Report<'_>, device: &Device, oom: Option<&Oom>) -> Vec<Item> {
+    let parts = Parts::of(report, device, oom);
+    let mut items = activations(device, &parts);
+    items.extend(optimizer(device, &parts, oom));
+    if parts.is_large(parts.parameters) {
+        let change = "Load the parameters in bfloat16, if they are float32 now";
+        let item = Item::new(Kind::ParameterPrecision, Memory::Parameters, device, change);
+        let formula = format!("1/2 x {} of parameters", mib(parts.parameters));
+        items.push(item.estimated([0, parts.parameters / 2], formula));
+    }
+    items.extend(unused_yet(report, device, &parts, oom));
+    items.sort_by_key(|item| Reverse(item.most()));
+    items
+}
+
+/// Returns the change for a program that fails before its first forward pass, so that the roles of its memory are unknown.
+fn unused_yet(report: &Report<'_>, device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -> Option<Item> {
+    let oom = oom?;
+    let has_phase = report.run.cells.iter().any(|cell| {
+        let phase = cell.phase.as_deref().and_then(Phase::from_name);
+        phase.is_some_and(|phase| phase != Phase::Unknown && phase != Phase::Between)
+    });
+    let blocks = held(report.run, &oom.amounts, |cell| cell.class == Class::Block);
+    (!has_phase && parts.is_large(blocks)).then(|| {
+        let change = "Make the model in bfloat16, if it is float32 now, or split it over several GPUs{0}";
+        let item =
+            Item::new(Kind::ParameterPrecision, Memory::Parameters, device, change).named(place_of(oom));
+        let formula = format!("1/2 x {} made before the first forward pass", mib(blocks));
+        item.estimated([0, blocks / 2], formula)
+    })
+}
+
+/// Returns a module's path up to its first number, with `*` in place of the number, and the path with the number.
+fn repeated(tag: &str) -> Option<(String, &str)> {
+    let mut end = 0;
+    for component in tag.split('/') {
+        end += component.len();
+        let starred = names::group(component, 1, true);
+        if starred != component || component == "*" || component.ends_with(".*") {
+            let start = &tag[..end - component.len()];
+            return Some((format!("{start}{starred}"), &tag[..end]));
+        }
+        end += 1;
+    }
+    None
+}
+
+/// Returns the changes for activations: those of one large output, of repeated modules, and of the batch.
+fn activations(device: &Device, parts: &Parts<'_>) -> Vec<Item> {
+    if !parts.is_large(parts.activations) {
+        return Vec::new();
+    }
+    let has_share = |bytes: i64| bytes as f64 >= parts.activations as f64 * MODULE_SHARE;
+    let mut items = Vec::new();
+    let single = parts.by_tag.iter().filter(|(tag, _)| repeated(without_sum(tag)).is_none());
+    if let Some((tag, bytes)) =
+        single.max_by_key(|(_, bytes)| **bytes).filter(|(_, bytes)| has_share(**bytes))
+    {
+        let change =
+            "Compute the output of {0} and its loss in chunks of the rows, each with its backward pass";
+        let item = Item::new(Kind::LargeOutput, Memory::Activations, device, change).named(*tag);
+        let all = bytes.saturating_add(parts.short_lived);
+        let formula = format!(
+            "{}/{CHUNKS} x {} of this output, and up to {} of temporaries beside it, with {CHUNKS} chunks",
+            CHUNKS - 1,
+            mib(*bytes),
+            mib(parts.short_lived)
+        );
+        items.push(item.estimated([bytes / CHUNKS * (CHUNKS - 1), all / CHUNKS * (CHUNKS - 1)], formula));
+    }
+    let mut groups: BTreeMap<String, (i64, BTreeSet<&str>)> = BTreeMap::new();
+    for (tag, bytes) in &parts.by_tag {
+        let Some((starred, module)) = repeated(without_sum(tag)) else { continue };
+        let group = groups.entry(starred).or_default();
+        group.0 = group.0.saturating_add(*bytes);
+        group.1.insert(module);
+    }
+    let groups = groups.into_iter().filter(|(_, (bytes, modules))| has_share(*bytes) && modules.len() > 1);
+    if let Some((name, (bytes, modules))) = groups.max_by_key(|(_, (bytes, _))| *bytes) {
+        let count = modules.len() as i64;
+        let change = "Checkpoint each module {0} (torch.utils.checkpoint): its forward pass runs twice";
+        let item = Item::new(Kind::Checkpointing, Memory::Activations, device, change).named(name);
+        let formula = format!(
+            "{} of activations in {count} modules x {}/{count}, less their inputs",
+            mib(bytes),
+            count - 1
+        );
+        let saved = bytes / count * (count - 1);
+        items.push(item.estimated([saved / 4 * 3, saved], formula));
+    }
+    let item =
+        Item::new(Kind::BatchSize, Memory::Activations, device, "Halve the batch, and accumulate gradients");
+    let formula = format!("1/2 x {} of activations", mib(parts.activations));
+    items.push(item.estimated([parts.activations / 4, parts.activations / 2], formula));
+    items
+}
+
+/// Returns the changes for the optimizer's state and temporaries.
+fn optimizer(device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -> Vec<Item> {
+    let mut items = Vec::new();
+    let rows = &device.details.iterations.rows;
+    let earlier = rows.iter().map(|row: &Iteration| row.optimizer_state.last_bytes).max().unwrap_or(0);
+    let is_in_step = oom.is_some_and(|oom| oom.phase.as_deref() == Phase::Optimizer.name());
+    // A first step ends before it has made all of its state. Adam's has two values for each parameter.
+    let (state, formula) = match is_in_step && earlier == 0 {
+        true => (parts.optimizer.max(2 * parts.parameters), "2 x parameters, as Adam needs"),
+        false => (parts.optimizer, "the state at that time"),
+    };
+    if earlier > 0 && parts.optimizer as f64 > earlier as f64 * SECOND_STATE {
+        let change = "Delete the first optimizer before the second one's first step";
+        let item = Item::new(Kind::OptimizerState, Memory::OptimizerState, device, change);
+        let formula = format!("{} of state in earlier steps", mib(earlier));
+        items.push(item.estimated([earlier; 2], formula));
+    } else if parts.is_large(state) {
+        let change = "Use an optimizer with 8-bit state, such as bitsandbytes.optim.Adam8bit";
+        let item = Item::new(Kind::OptimizerState, Memory::OptimizerState, device, change);
+        let formula = format!("3/4 x {} of float32 state ({formula})", mib(state));
+        items.push(item.estimated([state / 2, state / 4 * 3], formula));
+    }
+    let temporaries = parts.optimizer_temporaries;
+    if is_material(temporaries, parts.used) {
+        let change = "Pass fused=True or foreach=False to the optimizer";
+        let item = Item::new(Kind::OptimizerTemporaries, Memory::OptimizerState, device, change);
+        items.push(item.estimated([0, temporaries], "temporaries of the optimizer at the peak"));
+    }
+    items
+}

@@ -1,0 +1,152 @@
+//! The changes that a finding asks for.
+
+use super::{Item, Kind, Memory, composition, mib, settings};
+use crate::findings::{self, Finding};
+use crate::oom::{holder_name, holders_of, place};
+use gpumem_model::gap::Cause;
+use gpumem_model::names::Named;
+use gpumem_model::run::{Device, Oom, Run};
+use gpumem_model::units::signed;
+
+/// Minimum growth of another process, in bytes, that is stated.
+const LEAST_GROWTH: i64 = 1 << 20;
+
+/// Returns the changes for a finding. `oom` is the failed request that ended the process, if it is of this device. After a
+/// replay, its settings replace those that are estimated.
+pub(super) fn items(
+    report: &crate::Report<'_>,
+    device: &Device,
+    oom: Option<&Oom>,
+    finding: &Finding,
+    is_replayed: bool,
+) -> Vec<Item> {
+    let run = report.run;
+    match (finding.kind, oom) {
+        (findings::Kind::Growth, _) => vec![growth(device, finding)],
+        (findings::Kind::NoBackward, Some(oom)) => {
+            let change = "Run the passes that are not for training{0} under torch.no_grad()";
+            let formula = "activations of forward passes without a backward pass";
+            let item = Item::new(Kind::EvaluationGradients, Memory::Activations, device, change);
+            vec![item.named(place_of(oom)).estimated([finding.bytes; 2], formula)]
+        }
+        (findings::Kind::OtherProcesses, Some(oom)) => vec![other_process(device, oom, finding)],
+        (findings::Kind::Fragmentation | findings::Kind::UnusedPool, _) if !is_replayed => {
+            pool(run, device, oom, finding)
+        }
+        (findings::Kind::TooLarge, Some(oom)) if oom.is_suspected() => {
+            let change =
+                "Start the program with gpumemctl run -- COMMAND: without the agent, its parts are unknown";
+            vec![Item::new(Kind::Coverage, Memory::Untrackable, device, change)]
+        }
+        (findings::Kind::TooLarge, _) => composition::parts(report, device, oom),
+        (findings::Kind::LargeRequest, Some(oom)) => {
+            let change = "Make this tensor in pieces{0}: it is larger than the device";
+            let formula = format!("the request has {}", mib(signed(oom.asked_bytes)));
+            let item =
+                Item::new(Kind::LargeRequest, Memory::Activations, device, change).named(place_of(oom));
+            vec![Item { formula, ..item }]
+        }
+        (findings::Kind::PoolLimit, Some(oom)) => {
+            let change = "Raise or remove torch.cuda.set_per_process_memory_fraction()";
+            let free = signed(oom.device_free_bytes.unwrap_or(0)).max(oom.free_bytes().unwrap_or(0));
+            let formula = format!(
+                "a limit of the program refused the request while {} of the device were free",
+                mib(free)
+            );
+            vec![Item { formula, ..Item::new(Kind::PoolLimit, Memory::Cached, device, change) }]
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// Returns the place of a failed request without its step.
+pub(super) fn place_of(oom: &Oom) -> String {
+    let place = place(oom);
+    place.split(", step ").next().unwrap_or_default().to_owned()
+}
+
+/// Returns the change for memory that grows.
+fn growth(device: &Device, finding: &Finding) -> Item {
+    let structure = finding.structure.as_deref().unwrap_or_default();
+    let (kind, memory, change) = match structure {
+        findings::PINNED => {
+            let change = "Reuse a fixed set of pinned buffers: new ones are kept in each step";
+            (Kind::PinnedMemory, Memory::Host, change)
+        }
+        "optimizer state" => {
+            let change =
+                "Drop the old optimizers before a new one is made; lists and schedulers keep them{0}";
+            (Kind::RetainedTensors, Memory::OptimizerState, change)
+        }
+        "activations" => {
+            let change = "Stop keeping tensors with their graphs in each step{0}: keep .item() or .detach().cpu() of them";
+            (Kind::RetainedTensors, Memory::Activations, change)
+        }
+        "retained forward outputs" => {
+            let change = "Stop keeping the outputs on the GPU in each step{0}: keep .detach().cpu() of them, or drop old ones";
+            (Kind::RetainedTensors, Memory::Activations, change)
+        }
+        "kv cache" => {
+            let change = "Limit the cached keys and values{0}: drop those of ended sessions";
+            (Kind::RetainedTensors, Memory::Activations, change)
+        }
+        _ => {
+            let change = "Drop old tensors of the list, dict or cache that keeps them{0}, or keep .detach().cpu() of them";
+            (Kind::RetainedTensors, Memory::Activations, change)
+        }
+    };
+    let item = Item::new(kind, memory, device, change);
+    let names = finding.names.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ");
+    let item = if names.is_empty() { item.named("") } else { item.named(format!(" ({names})")) };
+    let Some(rate) = &finding.rate else { return item };
+    item.estimated([finding.bytes, rate.whole_bytes.max(finding.bytes)], rate.text.clone())
+}
+
+/// Returns the change for memory of other processes, with the largest one's name and its last growth.
+fn other_process(device: &Device, oom: &Oom, finding: &Finding) -> Item {
+    let largest = holders_of(oom).iter().skip(1).max_by_key(|holder| holder.used_bytes);
+    let since = largest.map(|holder| {
+        let own = mib(holder.used_bytes);
+        let time = holder.growth_ns.map(|ns| ns.div_ceil(1_000_000_000));
+        match (holder.growth_bytes.filter(|bytes| *bytes >= LEAST_GROWTH), time) {
+            (Some(bytes), Some(seconds)) => {
+                format!("{own}, of which {} came in the last {seconds} s", mib(bytes))
+            }
+            (None, Some(seconds)) => format!("{own}, unchanged in the last {seconds} s"),
+            _ => own,
+        }
+    });
+    let change = "End or move the process of another tenant ({0})";
+    let name = largest.map(holder_name).unwrap_or_default();
+    let item = Item::new(Kind::OtherProcess, Memory::Others, device, change).named(name);
+    item.estimated([finding.bytes; 2], format!("it holds {}", since.unwrap_or_default()))
+}
+
+/// Returns the changes for memory that the allocator caches: a setting, graphs or streams.
+fn pool(run: &Run, device: &Device, oom: Option<&Oom>, finding: &Finding) -> Vec<Item> {
+    let most = [0, finding.bytes];
+    let captured = Cause::GraphInstantiated.name();
+    let has_graphs = device.details.steps.iter().any(|step| {
+        Some(step.cause.as_str()) == captured
+            || step.also.iter().any(|cause| Some(cause.as_str()) == captured)
+    });
+    let is_apart = oom
+        .and_then(|oom| oom.largest_idle_bytes.map(|largest| largest >= oom.asked_bytes))
+        .unwrap_or_default();
+    if has_graphs {
+        let change = "Capture the CUDA graphs into one pool: torch.cuda.graph(graph, pool=first.pool())";
+        let item = Item::new(Kind::GraphPools, Memory::Cached, device, change);
+        return vec![item.estimated(most, "at most the unused bytes; each private pool keeps its own")];
+    }
+    let setting = settings::with_setting(run, "expandable_segments:True").map(|line| {
+        let item = Item::new(Kind::AllocatorSetting, Memory::Cached, device, format!("Set {line}"));
+        item.estimated(most, "at most the bytes that the allocator cached and did not use")
+    });
+    let change = "Reuse the CUDA streams that exist: memory that one stream caches serves no other";
+    let streams = Item::new(Kind::Streams, Memory::Cached, device, change);
+    let streams = streams.estimated(most, "at most the unused bytes, if several streams are in use");
+    match oom {
+        Some(_) if !is_apart => setting.into_iter().collect(),
+        _ => [streams].into_iter().chain(setting).collect(),
+    }
+}
