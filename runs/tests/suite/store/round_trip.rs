@@ -354,6 +354,7 @@ fn oom(cells: usize) -> impl Strategy<Value = Oom> {
                 stack,
                 phase,
                 step: maybe[4],
+                passes_without_backward: maybe[3],
                 tracked_bytes,
                 amounts: amounts.into_iter().collect(),
                 predates_bytes,
