@@ -1,7 +1,7 @@
 //! Reads a stream as the records that it was made from. The stream may be damaged or hostile. The memory does not depend on its
 //! length.
 
-use super::{Operation, POOL_NAME, TICK_NS, flags};
+use super::entry::{Operation, POOL_NAME, TICK_NS, flags};
 use crate::builder::Sink;
 use crate::varint::{take, take_distance, take_signed, take_size};
 use gpumem_ledger::{Origin, ProcessKey};

@@ -1,6 +1,6 @@
 //! Writes the stream of one process.
 
-use super::{Operation, POOL_NAME, Piece, TICK_NS, flags};
+use super::entry::{Operation, POOL_NAME, Piece, TICK_NS, flags};
 use crate::varint::{put, put_distance, put_signed, put_size};
 use foldhash::{HashMap, HashSet};
 use gpumem_wire::{Body, Flags, FreeState, PoolOwner, Request, Stamp};
@@ -206,7 +206,7 @@ impl Program {
     }
 
     /// Applies a record, and writes its entry to `out`. Returns whether it is about a row that was not known.
-    fn apply(&mut self, stamp: &Stamp, body: &Body<'_>, mut out: Option<&mut Encoder>) -> bool {
+    fn apply(&mut self, stamp: &Stamp, body: &Body<'_>, out: Option<&mut Encoder>) -> bool {
         let device = stamp.device;
         match *body {
             Body::Hello { instance, claims, .. } => {
@@ -232,7 +232,22 @@ impl Program {
             }
             Body::VmmMap { address, .. } => drop(self.mapped.insert(address)),
             Body::VmmUnmap { address, .. } => drop(self.mapped.remove(&address)),
-            _ if !self.concerns(body) && !matches!(body, Body::Baseline { .. }) => {}
+            Body::Baseline { bytes } => {
+                self.older.insert(device, bytes);
+                if let Some(out) = out.filter(|out| out.has_state) {
+                    out.older(device, bytes);
+                }
+            }
+            _ if self.concerns(body) => return self.apply_memory(stamp, body, out),
+            _ => {}
+        }
+        false
+    }
+
+    /// Applies a record about memory of PyTorch's allocator; see [`apply`](Self::apply).
+    fn apply_memory(&mut self, stamp: &Stamp, body: &Body<'_>, mut out: Option<&mut Encoder>) -> bool {
+        let device = stamp.device;
+        match *body {
             Body::SegmentAdd { address, bytes, pool } => {
                 let segment = Segment { bytes, pool, is_mapped: self.mapped.contains(&address) };
                 if self.segments.contains_key(&address) {
@@ -296,12 +311,6 @@ impl Program {
                     out.begin(Operation::Failed, 0);
                     out.numbers(&[device.into(), stamp.tag.into(), bytes, result.into()]);
                     out.time(stamp.time_ns);
-                }
-            }
-            Body::Baseline { bytes } => {
-                self.older.insert(device, bytes);
-                if let Some(out) = out.filter(|out| out.has_state) {
-                    out.older(device, bytes);
                 }
             }
             _ => {}
