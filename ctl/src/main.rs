@@ -61,7 +61,7 @@ fn run(cli: args::Cli) -> anyhow::Result<u8> {
         args::Command::Record(record) => command::requests::record(&record),
         args::Command::Report(report) => command::report::run(&report),
         args::Command::Oom(oom) => command::report::oom(&oom),
-        args::Command::Why(why) => command::report::why(&why),
+        args::Command::Why(why) => command::why::run(&why),
         args::Command::Diff(diff) => command::diff::run(&diff),
         args::Command::Explain(explain) => command::explain::run(&explain),
         args::Command::Export(export) => command::import::export(&export),

@@ -69,16 +69,6 @@ def logits():
         optimizer.zero_grad()
 
 
-def optimizer_temporaries():
-    """The optimizer's temporaries are as large as the parameters."""
-    with torch.device("cuda"):
-        model = Net(width=4352, depth=5)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, foreach=None if not APPLIED else False)
-    for _ in range(12):
-        step(model, optimizer, 64, 4352)
-        optimizer.zero_grad()
-
-
 def streams():
     """Each request has a new stream, and what a stream cached serves no other."""
     model = Net(width=512, depth=2).cuda().eval()

@@ -15,3 +15,4 @@ pub(crate) mod run;
 pub(crate) mod runs;
 pub(crate) mod top;
 pub(crate) mod whatif;
+pub(crate) mod why;

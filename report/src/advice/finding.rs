@@ -1,8 +1,8 @@
 //! The changes that a finding asks for.
 
-use super::{Item, Kind, Memory, composition, mib, settings};
+use super::{Item, Kind, Memory, composition, mib, place_of, settings};
 use crate::findings::{self, Finding};
-use crate::oom::{holder_name, holders_of, place};
+use crate::oom::{holder_name, holders_of};
 use gpumem_model::gap::Cause;
 use gpumem_model::names::Named;
 use gpumem_model::run::{Device, Oom, Run};
@@ -57,12 +57,6 @@ pub(super) fn items(
         }
         _ => Vec::new(),
     }
-}
-
-/// Returns the place of a failed request without its step.
-pub(super) fn place_of(oom: &Oom) -> String {
-    let place = place(oom);
-    place.split(", step ").next().unwrap_or_default().to_owned()
 }
 
 /// Returns the change for memory that grows.

@@ -14,7 +14,7 @@ pub use text::{json, text};
 
 use crate::findings::{self, Findings, Outcome, Severity};
 use crate::{Report, most_used};
-use gpumem_model::run::{Device, Run};
+use gpumem_model::run::{Device, Oom, Run};
 use gpumem_model::units::thousands;
 use serde::Serialize;
 
@@ -253,6 +253,12 @@ fn is_material(bytes: i64, used: i64) -> bool {
     bytes >= MATERIAL_BYTES && bytes as f64 >= used as f64 * MATERIAL_SHARE
 }
 
+/// Returns the place of a failed request without its step.
+fn place_of(oom: &Oom) -> String {
+    let place = crate::oom::place(oom);
+    place.split(", step ").next().unwrap_or_default().to_owned()
+}
+
 /// Formats bytes in whole MiB.
 fn mib(bytes: i64) -> String {
     format!("{} MiB", thousands(bytes.max(0) as u64 >> 20))
@@ -262,7 +268,7 @@ fn mib(bytes: i64) -> String {
 mod tests {
     use super::*;
     use crate::rules::Groupings;
-    use gpumem_model::run::{Amounts, Cell, Class, Fate, Moment, Oom, OomDevice, OomKind};
+    use gpumem_model::run::{Amounts, Cell, Class, Fate, Moment, OomDevice, OomKind};
     use std::path::Path;
 
     const GIB: i64 = 1 << 30;
@@ -372,7 +378,7 @@ mod tests {
         let item = Item::new(Kind::RetainedTensors, Memory::Activations, device, "Drop{0}").named(&name);
         let mut advice = advise(&report, &Evidence::default());
         advice.items = vec![item.estimated([1, 2], "f".repeat(200)); 5];
-        advice.useless = vec![name.clone(); 3];
+        advice.useless = vec![name; 3];
         let json = json(&report, &advice);
         assert!(json.len() < 4096, "{}", json.len());
         let parsed: serde_json::Value = serde_json::from_str(&json).expect("JSON");

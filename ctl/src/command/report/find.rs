@@ -16,18 +16,18 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// The requested runs, and the arguments of `gpumemctl report` that select them again.
-pub(super) struct Found {
+pub(crate) struct Found {
     pub what: What,
     pub command: Vec<String>,
 }
 
-pub(super) enum What {
+pub(crate) enum What {
     One(Box<One>),
     /// Several processes: a title for the group, and their runs.
     Group(String, Vec<Run>),
 }
 
-pub(super) struct One {
+pub(crate) struct One {
     pub run: Run,
     /// The run's id in the store, if it is stored.
     pub id: Option<String>,

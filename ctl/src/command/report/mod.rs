@@ -5,17 +5,16 @@
 mod find;
 mod oom;
 mod past;
-mod why;
 
-pub(crate) use find::{no_process, stored_runs_of_job};
+pub(crate) use find::{Found, What, no_process, stored_runs_of_job};
 pub(crate) use oom::oom;
-pub(crate) use why::why;
+pub(crate) use past::join_parts;
 
 use crate::args::{Report as Args, names_device, no_device, quoted_suffix};
 use crate::exit::Kind;
 use crate::output::{deliver, deliver_stream, unicode, width};
 use anyhow::{Result, anyhow, bail};
-use find::{Found, One, What};
+use find::One;
 use gpumem_import::read_file;
 use gpumem_model::escape::quoted;
 use gpumem_model::run::{Device, Run};
@@ -30,7 +29,7 @@ use gpumem_report::{trace, tree};
 use std::path::Path;
 
 /// Finds the requested run, and limits it to the requested device and time.
-fn found(args: &Args) -> Result<Found> {
+pub(crate) fn found(args: &Args) -> Result<Found> {
     let Found { mut what, mut command } = select(args)?;
     if let Some(device) = &args.device {
         match &mut what {
@@ -153,7 +152,8 @@ pub(crate) fn groupings(rules: Option<&str>, run: &Run) -> Result<Groupings> {
     })
 }
 
-fn report<'r>(run: &'r Run, args: &Args) -> Result<Report<'r>> {
+/// Makes the report of a run with the requested rules and rows.
+pub(crate) fn report<'r>(run: &'r Run, args: &Args) -> Result<Report<'r>> {
     let groupings = groupings(args.rules.as_deref(), run)?;
     let by = if args.tags { Some(GroupBy::Tag) } else { args.by.map(|rows| rows.by) };
     let report = Report::new(run, groupings, by);
@@ -250,7 +250,8 @@ fn each(args: &Args) -> Result<String> {
     Ok(if args.json { array(&output) } else { output.join("\n") })
 }
 
-fn array(documents: &[String]) -> String {
+/// Joins JSON documents to an array.
+pub(crate) fn array(documents: &[String]) -> String {
     let documents: Vec<&str> = documents.iter().map(|document| document.trim_end()).collect();
     format!("[{}]\n", documents.join(",\n"))
 }

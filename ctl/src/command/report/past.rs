@@ -89,7 +89,7 @@ pub(crate) fn window(found: Found, args: &Args) -> Result<Found> {
 }
 
 /// Joins all stored parts of the process's life to one run. Returns name, first and last time of each part, if there are parts.
-pub(super) fn join_parts(one: &mut One, args: &Args) -> Result<Vec<(String, u64, u64)>> {
+pub(crate) fn join_parts(one: &mut One, args: &Args) -> Result<Vec<(String, u64, u64)>> {
     let run = &one.run;
     let may_have = run.coverage.part.is_some() || matches!(run.state, State::Rolled { .. });
     if !may_have || run.source.kind != "daemon" || args.source.store.readable().is_err() {

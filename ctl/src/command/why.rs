@@ -1,10 +1,9 @@
 //! `gpumemctl why [PID|RUN|FILE]`: what to change so that a program uses less memory.
 
-use super::find::{Found, What};
-use super::{found, past, report};
+use super::report::{Found, What, array, found, join_parts, report};
+use super::whatif;
 use crate::args::{Report as Args, Why};
 use crate::client::{Daemon, RunReply, RunSelector};
-use crate::command::whatif;
 use crate::output::print;
 use anyhow::Result;
 use gpumem_import::{recorded, torch_snapshot};
@@ -14,14 +13,14 @@ use gpumem_runs::input::Input;
 use std::path::Path;
 
 /// Prints the advice on one or several processes.
-pub(crate) fn why(args: &Why) -> Result<()> {
+pub(crate) fn run(args: &Why) -> Result<()> {
     let report_args = args.report();
     let Found { what, .. } = found(&report_args)?;
     print(&match what {
         What::One(mut one) => {
             let is_id = report_args.run.as_deref().is_some_and(|name| name.parse::<u32>().is_err());
             if !is_id && one.file.is_none() {
-                past::join_parts(&mut one, &report_args)?;
+                join_parts(&mut one, &report_args)?;
             }
             let children = match (one.run.state, &one.file) {
                 (State::Open, None) => children(&one.run, args),
@@ -32,7 +31,7 @@ pub(crate) fn why(args: &Why) -> Result<()> {
         What::Group(_, runs) => {
             let each = runs.iter().map(|run| advised(run, (None, None), &[], &report_args));
             let each = each.collect::<Result<Vec<String>>>()?;
-            if args.json { super::array(&each) } else { each.join("\n") }
+            if args.json { array(&each) } else { each.join("\n") }
         }
     })
 }
