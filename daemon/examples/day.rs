@@ -22,8 +22,9 @@ fn of_kernel(file: &str, name: &str) -> u64 {
 
 fn main() {
     let hours = std::env::args().nth(1).and_then(|hours| hours.parse().ok()).unwrap_or(24);
-    let store = std::env::temp_dir().join(format!("gpumemd-day-{}.sqlite", std::process::id()));
-    let mut node = Node::new(store.clone(), 8, 100_000);
+    let folder = std::env::temp_dir().join(format!("gpumemd-day-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a folder for the store");
+    let mut node = Node::new(folder.join("runs.sqlite"), 8, 100_000);
     node.core.set_pace(AggregatorSettings::default());
     // Times of records are later than the daemon's start, as in a real daemon.
     let start_s = node.context.stats.started_ns / SECOND_NS + 1;
@@ -56,5 +57,5 @@ fn main() {
     }
     println!("targets: heap flat from hour 3 on, 15,000 written bytes/s");
     node.thread.end(Duration::from_secs(1));
-    let _ = std::fs::remove_file(store);
+    let _ = std::fs::remove_dir_all(folder);
 }

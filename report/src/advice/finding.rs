@@ -136,7 +136,7 @@ fn pool(run: &Run, device: &Device, oom: Option<&Oom>, finding: &Finding) -> Vec
         let item = Item::new(Kind::AllocatorSetting, Memory::Cached, device, format!("Set {line}"));
         item.estimated(most, "at most the bytes that the allocator cached and did not use")
     });
-    let change = "Reuse the CUDA streams that exist: memory that one stream caches serves no other";
+    let change = "Reuse CUDA streams, and capture graphs into one pool: what one caches serves no other";
     let streams = Item::new(Kind::Streams, Memory::Cached, device, change);
     let streams = streams.estimated(most, "at most the unused bytes, if several streams are in use");
     match oom {
