@@ -127,7 +127,7 @@ impl Settings {
                     bytes: agent.memory_mib << 20,
                 },
                 roll: not_zero(config.runs.roll_every_s).map(seconds),
-                requests: config.runs.keep_requests.then(|| KeepLimits {
+                requests: config.runs.keep_requests.then_some(KeepLimits {
                     time_ns: (config.runs.keep_requests_s * 1e9) as u64,
                     bytes: config.runs.keep_requests_mib << 20,
                 }),
