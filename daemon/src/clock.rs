@@ -12,7 +12,8 @@ pub(crate) const BEAT: Duration = Duration::from_millis(256);
 
 static FIRST_BEAT: OnceLock<Instant> = OnceLock::new();
 
-/// Starts the beats. Must be called directly before the runtime is built, because its slots begin then.
+/// Starts the beats. Must be called directly before the tokio runtime is built, because the slots of the runtime's timers begin
+/// then.
 pub fn start_beats() {
     FIRST_BEAT.get_or_init(Instant::now);
 }

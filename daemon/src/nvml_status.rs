@@ -53,8 +53,9 @@ pub struct DeviceStatus {
     pub code: Option<u32>,
     /// Remedy for `problem`.
     pub remedy: Option<&'static str>,
-    /// Facts that apply: `accounting`, `display`, `instance`, `hidden_instances`, `windows`; `utilization` (per cent) and `power` (W); `addressing` (hmm, ats) and
-    /// `numa_node`; `memory_limits` (separated by tabs: used, soft and hard bytes and path of each control group).
+    /// Facts that apply: `accounting`, `display`, `instance`, `hidden_instances` and `windows`; `utilization` (per cent) and
+    /// `power` (W); `addressing` (hmm, ats) and `numa_node`; `memory_limits` (separated by tabs: used, soft and hard bytes and path
+    /// of each control group).
     pub facts: BTreeMap<String, String>,
     /// Pids in the list of graphics processes of the last successful reading.
     pub drawing: Vec<u32>,
@@ -121,8 +122,9 @@ impl NvmlStatus {
         self.devices.iter().find(|device| device.name == name)
     }
 
-    /// Returns whether a device may belong to this machine. While NVML answers, only its devices do, because any user's process
-    /// can report others. Exceptions: NVML reports a GPU that cannot be identified, or MIG instances that this daemon cannot see.
+    /// Returns whether a device may belong to this machine. While NVML answers, only devices that it reports belong to the machine,
+    /// because a process of any user can report devices that do not exist. Exceptions: NVML reports a GPU that cannot be
+    /// identified, or MIG instances that this daemon cannot see.
     pub(crate) fn may_have(&self, name: DeviceName) -> bool {
         !self.up
             || !self.unnamed.is_empty()

@@ -49,7 +49,7 @@ pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub(crate) struct DescriptorShortage(Mutex<Option<Instant>>);
 
 impl DescriptorShortage {
-    /// Records a shortage and logs it if none was logged recently. `what` is its effect.
+    /// Records a shortage and logs it if none was logged recently. `what` is the effect of the shortage, for the log.
     pub(crate) fn note(&self, what: &str, error: &dyn std::fmt::Display) {
         let mut logged = lock(&self.0);
         if logged.is_none_or(|logged| logged.elapsed() >= LOG_INTERVAL) {

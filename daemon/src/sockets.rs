@@ -71,9 +71,9 @@ pub(crate) fn runtime_dir(path: &Path, mode: u32) -> Result<(), Error> {
     Ok(())
 }
 
-/// Listens on the agents' socket. It has its own directory below `dir`, which containers get. In `dir` there is only a link,
-/// because `dir` also has the control socket, which takes a container's root for the host's root.
-/// Errors: [`Error::Taken`] if a process listens on that socket; other variants of [`Error`] for other causes.
+/// Listens on the agents' socket. It has its own directory below `dir`, which can be mounted into containers. In `dir` there is
+/// only a link, because `dir` also has the control socket, which takes a container's root for the host's root. Errors:
+/// [`Error::Taken`] if a process listens on that socket; other variants of [`Error`] for other causes.
 pub(crate) fn listen_to_agents(dir: &Path, mode: u32) -> Result<OwnedFd, Error> {
     let agent_dir = dir.join("agent");
     runtime_dir(&agent_dir, mode)?;

@@ -1,9 +1,9 @@
 //! Batches of records that sources hand to the aggregator, and the queue of batches that are deferred because they take long.
 //!
-//! The ledger takes most records in less than a microsecond. A few make it search most of the data of their process, and a
-//! process may send thousands of these in one batch. A batch that takes long is split: the unprocessed rest waits for a multiple
-//! of the time used so far. Later batches of the process queue behind that rest. Each waiting batch keeps its slot in the inbox,
-//! so its user cannot send more meanwhile.
+//! The ledger takes most records in less than a microsecond. Records of a few kinds make the ledger search most of the data of
+//! their process. A process may send thousands of these in one batch. A batch that takes long is split: the unprocessed rest waits
+//! for a multiple of the time used so far. Later batches of the process queue behind that rest. Each waiting batch keeps its slot
+//! in the inbox, so its user cannot send more meanwhile.
 
 use crate::limits::user_queue::QueueSlot;
 use gpumem_ledger::{Origin, ProcessKey};
@@ -18,7 +18,7 @@ pub struct Batch {
     pub origin: Origin,
     /// Concatenated frames in the format of `gpumem_wire::frame`.
     pub frames: Vec<u8>,
-    /// The user's slot in the inbox, held until the ledger has taken the batch.
+    /// The user's slot in the inbox, held until the ledger has taken the batch; `None` for the daemon's own sources.
     pub slot: Option<QueueSlot>,
 }
 

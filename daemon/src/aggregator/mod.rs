@@ -30,8 +30,9 @@ use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::sync::{oneshot, watch};
 use writing::{KeptRequests, Roll, worth_keeping};
 
-/// Minimum interval between ticks. Batches cause a tick, which costs little beyond the wake-up. While no batches arrive, each beat
-/// causes one, so that views still mark old data as `stale`.
+/// Minimum interval between ticks (see `Aggregator::tick`). A batch causes a tick if this interval has passed, which costs little
+/// beyond the wake-up. While no batches arrive, each beat of [`clock::BEAT`] causes a tick, so that views still mark old data as
+/// `stale`.
 const TICK: Duration = Duration::from_millis(75);
 /// Interval between snapshots while no view reads them (ns).
 const IDLE_PUBLISH_NS: u64 = 1_000_000_000;
@@ -40,7 +41,8 @@ const WATCHED_NS: u64 = 10_000_000_000;
 /// Interval (ns) for writing the runs of new processes for the first time. It is short, so that such a run is not lost if the
 /// daemon is killed.
 const FIRST_CHECKPOINT_NS: u64 = 500_000_000;
-/// Number of checkpoints after which changed runs of processes without an agent are written. Others are written at each one.
+/// Changed runs of processes without an agent are written only at checkpoints whose number is a multiple of this. Those of
+/// processes with an agent are written at every checkpoint.
 const UNCOVERED_ROUNDS: u64 = 3;
 /// Interval (ns) for comparing the wall clock with CLOCK_MONOTONIC. If their difference has changed by more than [`JUMP_NS`], the
 /// wall time is recorded again (an anchor).
@@ -89,7 +91,7 @@ impl SnapshotReader {
         self.read_ns.load(Ordering::Relaxed)
     }
 
-    /// Returns when the aggregator last ticked (ns, CLOCK_MONOTONIC). It ticks several times a second.
+    /// Returns when the aggregator last called `Aggregator::tick` (ns, CLOCK_MONOTONIC), which it does several times a second.
     pub(crate) fn ticked_ns(&self) -> u64 {
         self.ticked_ns.load(Ordering::Relaxed)
     }
@@ -108,7 +110,7 @@ pub enum Query {
 }
 
 /// Default limits of the data that peers can cause the ledger to keep. Together with the daemon's other memory they stay below
-/// the unit's `MemoryMax`.
+/// `MemoryMax` of the systemd unit.
 pub(crate) const LIMITS: Limits =
     Limits { rows_per_process: 4_000_000, bytes_per_user: 224 << 20, bytes: 320 << 20 };
 
@@ -145,15 +147,17 @@ pub struct Aggregator {
     published_ns: u64,
     /// Whether the ledger has changed since the last snapshot.
     changed: bool,
-    /// First field: wall clock minus CLOCK_MONOTONIC (ns). Second: time of that comparison; 0: the next tick records an anchor.
+    /// `wall_offset_ns`: wall clock minus CLOCK_MONOTONIC (ns) when an anchor was last recorded. `anchored_ns`: time of the last
+    /// comparison of both clocks; 0: the next tick records an anchor.
     wall_offset_ns: i128,
     anchored_ns: u64,
-    /// Times (ns, CLOCK_MONOTONIC) at which changed runs (first field) and new runs (second) were last queued for writing.
+    /// Times (ns, CLOCK_MONOTONIC) at which changed runs (`checkpoint_ns`) and new runs (`first_ns`) were last queued for writing.
     checkpoint_ns: u64,
     first_ns: u64,
-    /// Number of checkpoints so far. Runs without an agent are written at every [`UNCOVERED_ROUNDS`]th one.
+    /// Number of checkpoints so far. Runs of processes without an agent are written at every [`UNCOVERED_ROUNDS`]th one.
     round: u64,
-    /// Times (ns, CLOCK_MONOTONIC) at which all changed runs were last queued (first field), and the last heartbeat was sent.
+    /// Times (ns, CLOCK_MONOTONIC) at which all changed runs were last queued (`complete_ns`), and the last heartbeat was sent
+    /// (`heartbeat_ns`).
     complete_ns: u64,
     heartbeat_ns: u64,
     roll: Roll,
@@ -328,7 +332,7 @@ impl Aggregator {
             && self.processes.is_unidentified(pid)
             && begins_agent(&batch.frames)
         {
-            // A process list named this pid, but its start time was unknown. The agent has sent it now.
+            // A process list named this pid, but the start time of the process was unknown. The agent has now sent the start time.
             self.counters.update(&self.builder.ledger().snapshot());
             self.builder.forget(self.processes.take_unidentified(pid));
         }

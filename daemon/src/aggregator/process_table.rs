@@ -155,7 +155,8 @@ impl ProcessTable {
     }
 
     /// Returns the process that a list made at `listed_ns` names as `key`. If `key` has no start time, because /proc did not have
-    /// it, this is a known process with the same pid that had not ended long before.
+    /// it, returns a known process with the same pid that runs or ended at most [`LISTED_AFTER_END_NS`] before `listed_ns`. Without
+    /// such a process, returns `key`.
     pub(crate) fn identified(&self, key: ProcessKey, listed_ns: u64) -> ProcessKey {
         if key.start_ticks != 0 {
             return key;

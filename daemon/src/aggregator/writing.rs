@@ -13,13 +13,15 @@ use gpumem_wire::{Body, Record, Stamp};
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
-/// Time (ns) after the end of a process for which its run stays open for the final records of its agent.
+/// Time (ns) after the end of a process for which its run stays open for the final records of its agent. Depending on the state of
+/// the agent, [`ProcessTable::take_ended`](super::process_table::ProcessTable::take_ended) waits up to ten times as long, or
+/// shorter.
 const GRACE_NS: u64 = 2_000_000_000;
 /// Interval (ns) of heartbeats. A heartbeat lets the store record that unchanged runs are still open.
 const HEARTBEAT_NS: u64 = 60_000_000_000;
 /// Maximum number of runs built at once. Meanwhile the ledger takes no batches.
 const RUNS_AT_ONCE: usize = 512;
-/// Maximum number of ended processes that wait for room in the store's queue.
+/// Maximum number of ended processes that wait for room in the store's queue. If more wait, all are handed to the store at once.
 const MAX_CLOSING: usize = 16_384;
 /// Time at shutdown after which runs are handed to the store even if its queue is full.
 const LAST_RUNS: Duration = Duration::from_secs(2);
@@ -37,8 +39,8 @@ impl Aggregator {
             self.host(&Record { stamp, body: Body::ProcessGone { start_ticks: key.start_ticks, status } });
             self.closing.push_back(key);
         }
-        // A later process with the same pid would be confused with an ended one without a start time. So if there is such a
-        // process, all ended processes are closed now.
+        // A later process with the same pid would be confused with an ended one without a start time. So if one of the ended
+        // processes has no start time, the runs of all are closed now.
         let max = if ended.iter().any(|(key, ..)| key.start_ticks == 0) || self.closing.len() > MAX_CLOSING {
             usize::MAX
         } else {
@@ -147,7 +149,8 @@ impl Aggregator {
         self.recorder = None;
     }
 
-    /// Returns the uid of a process's run. Each daemon returns the same uid for the same process.
+    /// Returns the uid of a process's run: the text that identifies the process in the store (not a user id). Each daemon returns
+    /// the same uid for the same process.
     pub(super) fn uid(&self, key: ProcessKey) -> String {
         format!("{}:{}:{}", self.boot_id, key.pid, key.start_ticks)
     }
@@ -237,7 +240,8 @@ impl Roll {
         live: impl FnOnce() -> Vec<ProcessKey>,
     ) -> Vec<ProcessKey> {
         let Some((period, passed)) = self.period.zip(self.periods(wall_ns)) else { return Vec::new() };
-        // If the wall clock was set back, `passed` is smaller, and no part of a run ends.
+        // `passed` is the number of periods since 1970. If the wall clock was set back, it is smaller than before, and no part of a
+        // run ends.
         if passed > self.passed {
             self.passed = passed;
             let up = since_boot();

@@ -16,7 +16,8 @@ where
     Err(D::Error::custom(format!("{value} is out of range: {what} from {min} to {max} are allowed")))
 }
 
-/// Makes functions that check numbers, from: name, type, smallest and largest value, and the word for it in an error.
+/// Makes functions that check numbers, from: name, type, smallest and largest value, and the word for such numbers in an error,
+/// such as `seconds`.
 macro_rules! ranges {
     ($($name:ident: $type:ty = $min:expr, $max:expr, $what:literal;)*) => {
         $(pub(super) fn $name<'de, D: Deserializer<'de>>(from: D) -> Result<$type, D::Error> {

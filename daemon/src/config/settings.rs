@@ -177,9 +177,9 @@ pub struct ViewSettings {
     pub tenants: Tenants,
     /// Maximum number of series in one scrape of the metrics.
     pub max_series: usize,
-    /// Maximum number of tags with their own series, for each process and device; the largest tags.
+    /// Maximum number of tags of a process on a device that have series of their own; the tags with the most bytes have them.
     pub tags: usize,
-    /// Processes younger than this are summed into one process in the metrics.
+    /// Processes younger than this have no series of their own: the metrics show their sum as one process.
     pub young: Duration,
     /// Rules that assign categories to memory.
     pub rules: Arc<Groupings>,

@@ -64,7 +64,8 @@ impl<T: Default> ConnectionSlots<T> {
         lock(&self.taken).count
     }
 
-    /// Waits for the first slot given back since the last call. Only one caller at a time may wait.
+    /// Waits until a slot is given back. Returns at once if one was given back since the last call. Only one caller at a time may
+    /// wait.
     pub(crate) async fn freed(&self) {
         self.freed.notified().await;
     }

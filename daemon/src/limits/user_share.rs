@@ -108,7 +108,7 @@ impl AnswerSlot {
     }
 }
 
-/// Processor time that all users owe.
+/// Processor time that each user owes, and the limit of threads that make large answers.
 #[derive(Debug)]
 pub struct UserShares {
     users: Mutex<BTreeMap<u32, Arc<UserAccount>>>,

@@ -56,8 +56,8 @@ fn write_run(store: &mut Store, open: &mut OpenRun, queued: &QueuedRun) -> Resul
     }
 }
 
-/// Returns whether the stored run is another user's. If a process had ended before its agent connected, its start time is only
-/// its own claim. So it must not write to another user's run.
+/// Returns whether the stored run is another user's. If a process had ended before its connection was accepted, only the process
+/// itself states its start time. So it must not write to another user's run.
 fn is_of_another(stored: &Run, run: &Run) -> bool {
     matches!((stored.process.uid, run.process.uid), (Some(stored), Some(user)) if stored != user)
 }

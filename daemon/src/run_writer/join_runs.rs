@@ -11,8 +11,8 @@ use gpumem_model::run::{BlindWindow, Coverage, Device, Part, Run, State};
 /// Maximum number of out-of-memory events that a joined run keeps: the first one and the latest ones.
 const MAX_OOMS: usize = 32;
 
-/// Returns the stored run continued with the data since. If the stored one is a complete part (rolled), the new data is the next
-/// part.
+/// Returns the stored run joined with this daemon's run `now`. If the stored run is a complete part (rolled), returns `now` as the
+/// next part.
 pub(super) fn join_runs(before: &Run, now: &Run) -> Run {
     match before.state {
         State::Rolled { time_ns } => next_part(before, time_ns, now),

@@ -11,11 +11,12 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Maximum number of processes with findings. Beyond it all are dropped, and made again when their runs are next written.
+/// Maximum number of processes with findings. At the maximum, the findings of all processes are dropped, and made again when their
+/// runs are next written.
 const MAX_PROCESSES: usize = 16_384;
 
-/// Minimum pause before findings of a process are made again, as a multiple of the time that they took and of the number of
-/// processes. So findings take at most 1 % of the time.
+/// Minimum pause before findings of a process are made again, as a multiple of the product of two values: the time that making them
+/// took, and the number of processes. So findings take at most 1 % of the time.
 const PAUSE_FACTOR: u32 = 100;
 
 /// Findings of one process, the most important first, each with the UUID of its device. `None`: about the whole process.

@@ -147,7 +147,7 @@ struct Shared {
     queue: Mutex<WriteQueue>,
     backlog: Mutex<LedgerBacklog>,
     findings: LiveFindings,
-    /// Time at which the thread started an operation that waits for the disk; `None` if it is in none.
+    /// Time at which the thread started an operation that waits for the disk; `None` if no such operation is in progress.
     busy_since: Mutex<Option<Instant>>,
     stats: Arc<Stats>,
 }
@@ -296,8 +296,8 @@ impl RunWriter {
         Some(since.elapsed()).filter(|time| *time >= STUCK)
     }
 
-    /// Returns the findings of live processes. They are made when a run is written, so they are as old as the last checkpoint; while
-    /// the store fails, they are made at each attempt to write.
+    /// Returns the findings of live processes. They are made when a run is written, so they are as old as the last checkpoint.
+    /// While the store fails, they are made at each attempt to write.
     pub(crate) fn findings(&self) -> &LiveFindings {
         &self.shared.findings
     }

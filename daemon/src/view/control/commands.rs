@@ -1,6 +1,6 @@
 //! Executes the commands `mark` and `record`. A mark gives the present time a name in the runs of live processes. It changes no
-//! number, so users may mark all processes that they see. For `record` the process writes a file, so only its user and root may
-//! start it.
+//! number, so users may mark all processes that they see. For `record` the process writes a file, so only the user of the process
+//! and root may start the recording.
 
 use super::request::{check_keys, other_owner, query_number, query_value, unescape};
 use super::runs::ProcessFilter;

@@ -52,7 +52,7 @@ pub(super) async fn answer(
     make_in_thread(node).await
 }
 
-/// Returns the rows that a viewer without an identity may see.
+/// Returns the rows that any client may see, because clients of the page are not identified.
 fn rows<'a>(published: &'a Published, health: &'a Health, shown: &ViewSettings) -> Rows<'a> {
     let all = shown.tenants == Tenants::Named;
     let viewer = Viewer { uid: u32::MAX, all };

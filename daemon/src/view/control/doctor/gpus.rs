@@ -242,7 +242,7 @@ impl DeviceChecks<'_> {
 
     fn without_bytes(&self, device: &DeviceStatus, out: &mut Findings<'_>) {
         if is_windows(self.health, Some(device)) {
-            return; // reported for the driver
+            return; // the findings on the driver state this
         }
         let absent = Some(Err(Absence::NotAvailable));
         let processes = self.processes(device);

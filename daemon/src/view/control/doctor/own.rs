@@ -123,7 +123,7 @@ pub(super) fn add_findings(context: &ViewContext, health: &Health, findings: &mu
     findings.push(finding(Check::Metrics, State::Ok, "metrics", text, fix));
     for &(check, subject, count, what, remedy) in COUNTERS {
         let number = context.stats.get(count);
-        // Refused reloads need no report if the configuration was corrected later.
+        // Refused reloads are not reported once any reload since the start has succeeded.
         let is_over = count == Count::ReloadErrors && context.stats.get(Count::Reloads) > 0;
         if number > 0 && !is_over {
             let text = format!("{number} {what} since the start");
