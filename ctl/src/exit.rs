@@ -36,7 +36,7 @@ pub(crate) enum Kind {
     /// The input has the wrong format, is damaged, or has no process.
     BadInput = 4,
     Store = 5,
-    /// A server was found but does not answer.
+    /// No daemon was found, or the server that was found does not answer.
     NoAnswer = 6,
     Refused = 7,
     /// `diff --fail-above`: the limit is exceeded.

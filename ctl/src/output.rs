@@ -102,7 +102,8 @@ fn fill_file(path: &Path, write: WriteDocument<'_>, force: bool) -> Result<()> {
     match renameat_with(CWD, &temporary.0, CWD, &target, RenameFlags::NOREPLACE) {
         Ok(()) => Ok(()),
         Err(rustix::io::Errno::EXIST) => Err(exists()),
-        // The file system does not support NOREPLACE. The target did not exist at the check above, so it is renamed without.
+        // The file system does not support NOREPLACE. The target did not exist at the check above, so the temporary file is renamed
+        // without this flag.
         Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOSYS) => Ok(fs::rename(&temporary.0, &target)?),
         Err(error) => Err(io::Error::from(error).into()),
     }

@@ -111,7 +111,8 @@ impl Daemon {
         self.get("/v1/metrics", ANSWER)
     }
 
-    /// Returns the selected runs, the newest first. A reply has the run's fields, and its id in the daemon's store.
+    /// Returns the selected runs, the newest first. Each element of the reply has the fields of the run, and the id of the run in
+    /// the daemon's store.
     pub(crate) fn runs(&self, selector: RunSelector<'_>) -> Result<Vec<RunReply>> {
         let body = self.body(Method::GET, &format!("/v1/runs{}", selector.query('?')), RUNS)?;
         let unknown = |error| self.not_understood("a run", &error);

@@ -12,7 +12,7 @@ use gpumem_report::diff::{At, Diff, Side, data};
 use gpumem_report::rules::Groupings;
 use gpumem_report::text::escape;
 
-/// Compares two runs. If B exceeds the limit, the comparison is printed nevertheless, before the error.
+/// Compares two runs. If B exceeds the limit of `--fail-above`, the comparison is printed nevertheless, before the error.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let side = |name: &str| report::summed(&args.side(name), args.job);
     let [mut a, b] = [side(&args.a)?, side(&args.b)?];

@@ -41,7 +41,8 @@ const FILES: &[(&str, &str)] = &[
     ("/var/lib/gpumemd/runs.sqlite", "The run store of the system's daemon."),
 ];
 
-/// Additions to each shell's script: words of the running system, from `gpumemctl candidates`. The shell never evaluates them.
+/// Additions to each shell's script: words of the running system, from `gpumemctl candidates`. The shell never evaluates these
+/// words.
 const BASH: &str = r#"
 _gpumemctl_live() {
     _gpumemctl "$@"
@@ -83,7 +84,7 @@ complete -c gpumemctl -a "(__gpumemctl_live)"
 fn with_candidates(shell: Shell, script: &str) -> String {
     match shell {
         Shell::Zsh => {
-            // The function is defined before the script's last lines, which call its main function.
+            // The function is defined before the script's last lines, which call the main function of the script.
             // The command of `run` is any program, which zsh completes itself.
             let live = |line: &str| match line.strip_suffix(":_default' \\") {
                 Some(argument) if !argument.starts_with("'*::command") => {

@@ -20,7 +20,7 @@ const COMMAND: usize = 40;
 /// Maximum number of lines of one finding.
 const FINDING_LINES: usize = 2;
 
-/// Prints the overview. Without a daemon, prints how to start.
+/// Prints the overview. Without a daemon, prints how to start one.
 pub(crate) fn run() -> Result<()> {
     match Daemon::find(None) {
         Ok(daemon) => print(&text(&daemon.ps()?, width())),

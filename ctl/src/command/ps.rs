@@ -306,7 +306,7 @@ mod tests {
         }
     }
 
-    /// The machine of EXAMPLES.md.
+    /// A machine with two devices and three processes, of which one has no agent.
     fn machine() -> Ps {
         let command = |mut row: ProcessRow, command: &str| {
             row.command = Some(command.into());

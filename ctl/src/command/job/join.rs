@@ -10,7 +10,8 @@ type Key = (String, u32, u64);
 
 /// Joins samples of `gpumem_process_info`, whose labels name the owners of processes, with the numbers of these processes.
 pub(crate) fn join(infos: &[Sample], numbers: &[Sample]) -> Vec<Member> {
-    // If two jobs of the Prometheus scrape the same node, each of its samples occurs twice and counts once.
+    // If two scrape jobs in the configuration of Prometheus read the same node, each sample of the node occurs twice and counts
+    // once.
     let owners: BTreeMap<Key, &Sample> =
         infos.iter().filter_map(|sample| Some((key(sample)?, sample))).collect();
     let mut members: BTreeMap<(Key, String), Member> = BTreeMap::new();

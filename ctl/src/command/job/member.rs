@@ -31,7 +31,8 @@ pub(crate) struct Member {
     pub status: Option<u64>,
     /// Flags such as `covered`, as in `gpumemctl ps`.
     pub flags: Vec<String>,
-    /// Bytes that NVML charges to the process: the sum of predates, tracked and untrackable.
+    /// Bytes that NVML charges to the process: the sum of the three amounts predates (from before the agent was loaded), tracked
+    /// and untrackable.
     pub used_bytes: Option<i64>,
     pub predates_bytes: Option<i64>,
     pub tracked_bytes: Option<i64>,
@@ -173,7 +174,7 @@ pub(crate) struct Sum {
     /// Number of nodes; 0 if the members are from this node's daemon or store.
     pub nodes: usize,
     pub devices: usize,
-    /// Whether all processes have ended; amounts are then the last ones of each.
+    /// Whether all processes of the job have ended. Then the sums are of the last amounts of each process.
     pub is_over: bool,
     /// Largest world size claimed by a process.
     pub world_size: Option<u32>,

@@ -108,7 +108,7 @@ fn stored_run_of_pid(pid: u32, args: &Args) -> Result<Option<Found>> {
     Ok(Some(Found::stored(load(&store, summary.id)?, args)))
 }
 
-/// Returns the runs of a job among the 1,024 newest runs of the store; empty if it does not exist.
+/// Returns the runs of a job among the 1,024 newest runs of the store; empty if the store does not exist.
 pub(crate) fn stored_runs_of_job(job: &str, store: &StorePath) -> Result<Vec<RunReply>> {
     const SEARCHED: usize = 1024;
     let Some(store) = open(store)? else { return Ok(Vec::new()) };
@@ -300,7 +300,8 @@ const COMPARED: usize = 16;
 struct Candidate {
     reply: RunReply,
     origin: Origin,
-    /// Time at which the process began, in ns since 1970. An imported run does not have it; then it is the time of storing.
+    /// Time at which the process began, in ns since 1970. For an imported run, whose start is unknown: the time at which the run
+    /// was stored.
     began_ns: i128,
 }
 

@@ -86,7 +86,8 @@ impl ProcessCheck<'_> {
         self.tools();
     }
 
-    /// Returns why the program cannot load the agent at all, with a remedy.
+    /// Returns why the program of the process cannot load the agent at all, with a remedy; `None` if it can, or if its ELF file
+    /// cannot be read.
     fn cannot_load(&self) -> Option<(String, &'static str)> {
         let Some(Ok(elf)) = &self.process.program else { return None };
         let is_loader =
