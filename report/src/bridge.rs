@@ -17,7 +17,7 @@ use serde::Serialize;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Source {
-    /// The figures come from PyTorch's caching allocator.
+    /// PyTorch's caching allocator.
     Pool,
     /// The CUDA driver, which serves each tensor (`cudaMallocAsync`, or caching disabled): the run shows no pool of PyTorch.
     Driver,
@@ -125,7 +125,8 @@ fn pool(device: &Device) -> Option<&Pool> {
     device.details.pools.iter().find(|pool| pool.name.as_deref() == Some(TORCH))
 }
 
-/// Returns the (reserved, allocated) bytes that PyTorch last reported; `None` if the agent's numbers were equal.
+/// Returns the (reserved, allocated) bytes that PyTorch last reported; `None` if PyTorch reported none, or if its total of live
+/// blocks was equal to that of the agent.
 pub(super) fn reported_totals(device: &Device) -> Option<(u64, u64)> {
     let pool = pool(device)?;
     pool.own.filter(|_| pool.check.is_none_or(|(own, ours)| own != ours))

@@ -51,7 +51,8 @@ pub(crate) static HIGHEST: [Column; 6] = [
 /// Which iterations and columns are shown. The default is all iterations, without columns for individual parameters.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct IterationFilter {
-    /// Number: only iterations whose number is a multiple of it are shown; 0 and 1 show all.
+    /// Only iterations whose number is a multiple of this are shown, and merged rows that contain such an iteration; 0 and 1 show
+    /// all.
     pub every: u64,
     /// Whether each parameter and each gradient is shown, too.
     pub columns: bool,
@@ -246,7 +247,8 @@ mod tests {
         }
     }
 
-    /// Returns a run whose first device has these iterations, and that keeps 50 MiB more without a role after each.
+    /// Returns a run whose first device has these iterations, and that after each iteration keeps 50 MiB more of memory without a
+    /// role.
     fn run(table: Iterations) -> Run {
         let log = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/small-train.log");
         let mut run = gpumem_import::read_file(&log, None).expect("a log").remove(0);

@@ -526,7 +526,8 @@ pub(crate) fn apportioned(unit: Unit, total: i64, parts: &[(String, i64)]) -> Ve
     parts.iter().zip(steps).map(|((name, _), steps)| (name.as_str(), unit.print(steps))).collect()
 }
 
-/// Reduces amounts to at most `limit` by replacing the last ones by their sum. `name` names the sum, given how many these are.
+/// Reduces amounts to at most `limit` by replacing the last ones by their sum. `name` returns the name of the sum for the number of
+/// replaced amounts.
 pub(crate) fn folded_parts(
     mut parts: Vec<(String, i64)>,
     limit: usize,

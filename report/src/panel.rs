@@ -47,8 +47,8 @@ pub fn panel(report: &Report<'_>, categories: usize) -> Panel {
     panel
 }
 
-/// Returns memory over time as (time in ns, bytes by category), with the latest moment at the end. Each amount is valid until the
-/// next point, unless something happened between the two.
+/// Returns memory over time as (time in ns, bytes by category), with the latest moment at the end. Changes of the memory between
+/// two points are not in the result.
 pub fn course(report: &Report<'_>, device: &Device, by: GroupBy) -> Vec<(u64, Composition)> {
     let points = device.details.timeline.points.iter();
     let mut course: Vec<(u64, Composition)> =

@@ -17,7 +17,7 @@ const MOST_LINES: usize = 30;
 const OTHER_LINES: usize = 4;
 /// A step is mentioned in the run's report if it is at least this large (bytes), or if it satisfies `NOTABLE_PART`.
 const NOTABLE_BYTES: i64 = 64 << 20;
-/// A step is mentioned if it is at least 1 / 20 of used memory.
+/// A step is also mentioned if it is at least the used memory divided by this.
 const NOTABLE_PART: i64 = 20;
 
 /// Returns a list for each device: the largest steps in the order of time, and one line for the rest.

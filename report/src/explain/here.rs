@@ -45,7 +45,8 @@ impl<'r> ExplainedRun<'r> {
         Some(if is_unknown { UNKNOWN.to_owned() } else { format!("{last} {word}, {peak} at peak") })
     }
 
-    /// Formats the amounts of a statement's row. The statement omits a row that is zero; it is `none`.
+    /// Formats the amounts of a statement's row. The statement omits a row that is zero: such a row is formatted as `none` if the
+    /// process has an agent.
     pub(super) fn row(&self, part: Part) -> Option<String> {
         match self.statement.row(part) {
             Some(row) => self.last_and_peak(self.statement.rows[row].bytes),

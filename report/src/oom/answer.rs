@@ -95,7 +95,7 @@ pub(super) fn of_entry(
     lines
 }
 
-/// Returns what a cause is called in the sentence on what would have fitted without it.
+/// Returns the words for a cause in the sentence that states whether the request would have fitted without this cause.
 fn subject(cause: &Finding) -> &'static str {
     match cause.kind {
         Kind::PoolLimit => "the limit",
@@ -175,7 +175,7 @@ fn other_processes(oom: &Oom) -> Option<String> {
     if more > 0 {
         named.push(format!("{} more", thousands(more)));
     }
-    // A single process needs no second amount.
+    // If only one process is named, its amount is the sum before the brackets, so it is not printed again.
     let named = match (others, more) {
         ([only], 0) => name(only),
         _ => named.join(", "),

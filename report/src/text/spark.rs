@@ -17,8 +17,9 @@ pub const BLOCKS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', 
 /// Characters for terminals without Unicode, from low to high values.
 const PLAIN: [char; 8] = ['_', '.', '-', ':', '=', '+', '*', '#'];
 
-/// Returns a line such as `over time ▁▂▅█ used, 0 to 71,204 MiB, 10:30:00Z-10:45:12Z`. It shows NVML's figure, or tracked memory
-/// if NVML was read for a smaller part of the time. `None` if there is nothing to draw.
+/// Returns a line such as `over time ▁▂▅█ used, 0 to 71,204 MiB, 10:30:00Z-10:45:12Z`. It shows NVML's figure, or tracked memory if
+/// NVML was read in fewer than 8 buckets, or over less than 80 % of the time for which tracked memory is known. `None` if there is
+/// nothing to draw.
 pub(super) fn line(series: &Series, times: Times, width: Option<usize>, unicode: bool) -> Option<String> {
     let span = |value: Value| {
         let first = series.buckets.iter().find(|bucket| value(bucket).is_some())?.time_ns;
