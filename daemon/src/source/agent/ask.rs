@@ -1,6 +1,6 @@
 //! Answers programs that request a report about themselves: their first record is `Ask` instead of `Hello`. The daemon sends the
-//! report of the process that the kernel names, in pieces, and closes the connection. It counts as a connection without a hello,
-//! so one user's requests leave three quarters of the slots to others. Each user's requests are also rate-limited.
+//! report of the process that the kernel names, in pieces, and closes the connection. The connection counts as one without a hello,
+//! so one user's requests leave three quarters of these slots to others. Each user's requests are also rate-limited.
 
 use super::{Agents, Refusal, frame_now};
 use gpumem_ledger::ProcessKey;
@@ -70,7 +70,7 @@ impl Agents {
         }
     }
 
-    /// Waits until the ledger has the process's records up to `seq`.
+    /// Waits until the records of the process up to `seq` were handed to the ledger, and the ledger has taken all queued batches.
     async fn wait_for_records(&self, key: ProcessKey, seq: u64) {
         let mut pause = Duration::from_millis(1);
         // `last_seq` is `None` for an agent that is not connected; it has no records to wait for.

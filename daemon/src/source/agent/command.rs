@@ -1,4 +1,4 @@
-//! Commands to agents: record, stop recording, pause, resume, dump. An agent executes one at a time and reports the result.
+//! Commands to agents: record, stop recording, pause, resume, dump. An agent executes one command at a time and reports the result.
 
 use super::Agents;
 use crate::agent_command::AgentCommand as Command;
@@ -109,7 +109,7 @@ impl Agents {
         CommandInbox { commands: inbox, successors: queue, last_seq, pending: None }
     }
 
-    /// Waits until all packets of the process's earlier connection have been handed over. A process that has replaced its
+    /// Waits until all packets of the process's earlier connection have been handed to the ledger. A process that has replaced its
     /// program (exec) has closed that connection. Its records must not be counted for the new program.
     pub(super) async fn wait_for_predecessor(&self, key: ProcessKey) {
         let earlier = lock(&self.handles).get(&key).map(|handle| handle.successors.clone());

@@ -233,7 +233,7 @@ impl Connection {
         Ok(connection)
     }
 
-    /// Hands over the names (of tags, for example) that the agent had sent to an earlier daemon, before records use them.
+    /// Hands the names (of tags, for example) that the agent had sent to an earlier daemon to the ledger, before records use them.
     async fn read_names(&mut self) -> Result<(), Refusal> {
         let Some(memory) = self.memory.take() else { return Ok(()) };
         let (header, mut read) = (memory.header()?, 0);
@@ -329,7 +329,7 @@ impl Connection {
         }
     }
 
-    /// Reads up to this number of packets and hands their records over.
+    /// Reads up to `packets` packets and hands their records to the ledger.
     async fn read_packets(&mut self, stream: &UnixStream, packets: usize) -> Result<(), ConnectionEnd> {
         for _ in 0..packets {
             let slot = self.slot.queue().slot().await;
@@ -384,8 +384,8 @@ impl Connection {
         self.hand_pieces(frames, 0, None).await
     }
 
-    /// Hands over frames, when `slot` or another slot in the queue of the user is free. Costly frames are split into several
-    /// batches, so that other processes are served in between.
+    /// Hands frames to the ledger, with `slot` for the first batch; each further batch waits for a slot in the queue of the user.
+    /// Frames with `costly` records are split into several batches, so that other processes are served in between.
     async fn hand_pieces(&self, frames: Vec<u8>, costly: u64, mut slot: Option<QueueSlot>) -> Result<(), ()> {
         let pieces = if costly == 0 { vec![frames] } else { frames::split(&frames) };
         for frames in pieces {
@@ -402,7 +402,7 @@ impl Connection {
     }
 
     /// Ends the connection: forwards records that the agent had not sent, and reports that the agent has ended. Also reports the
-    /// end of the process if no pidfd will. A newer connection of the process waits until then.
+    /// end of the process if no pidfd will. A newer connection of the process waits until this returns.
     async fn end(self, stream: &UnixStream, end: ConnectionEnd) {
         let (agents, key) = (Arc::clone(&self.agents), self.peer.key);
         let last_seq = Arc::clone(&self.inbox.last_seq);
@@ -451,7 +451,7 @@ impl Connection {
         }
     }
 
-    /// Reads records from the agent's memory that were not received from the socket, and hands them over.
+    /// Reads records from the agent's memory that were not received from the socket, and hands them to the ledger.
     async fn recover(&mut self, memory: Memory, ended_ns: u64) -> Result<(), memory::MemoryError> {
         let agents = Arc::clone(&self.agents);
         let before = self.checker.last_seq;

@@ -59,8 +59,8 @@ enum Permission {
     Unknown,
 }
 
-/// Returns for each record kind whether agents may send it. Host kinds would let a peer report about others. `Hello` comes once
-/// and is checked elsewhere.
+/// Returns for each record kind whether agents may send it. Kinds of the daemon's own sources, such as NVML samples, would let a
+/// peer report about other processes. `Hello` comes once and is checked elsewhere.
 const fn permissions() -> [Permission; 256] {
     let mut table = [Permission::Unknown; 256];
     let mut at = 0;

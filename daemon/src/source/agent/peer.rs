@@ -412,7 +412,7 @@ mod tests {
     fn a_start_is_told_by_each_ones_clock() {
         let tick_ns = 1_000_000_000 / i64::try_from(rustix::param::clock_ticks_per_second()).unwrap();
         assert!(is_same_start(5000, 5000, 0) && !is_same_start(5000, 5001, 0));
-        // Their clock is a thousand ticks ahead, or behind, plus a fraction of a tick.
+        // The peer's clock is a thousand ticks ahead, or behind, plus a fraction of a tick.
         for (ahead, claimed) in [(-1000, 6000), (1000, 4000)] {
             assert!(is_same_start(5000, claimed, ahead * tick_ns));
             assert!(is_same_start(5000, claimed, ahead * tick_ns + tick_ns / 3));

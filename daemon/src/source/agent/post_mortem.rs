@@ -32,7 +32,7 @@ pub(crate) struct UnsentRecords {
     step: Step,
     /// Maximum number of live rows held in memory.
     max_rows: usize,
-    /// Number of live rows above `max_rows`, which are only counted.
+    /// Number of live rows beyond `max_rows`. They are not held in memory and not reported.
     dropped: u64,
 }
 
@@ -204,7 +204,7 @@ mod tests {
     use crate::source::agent::memory::by_hand;
     use gpumem_wire::{MemoryKind, Record};
 
-    /// A header may have any content: a head near the maximum once made reading start again at 0, for ever.
+    /// A header may have any content. With a head near the maximum, a sum that wraps to 0 would let reading begin again for ever.
     #[tokio::test]
     async fn reading_ends_whatever_the_head_is_said_to_be() {
         for head in [0, 1, 1 << 40, u64::MAX - PIECE, u64::MAX - 1, u64::MAX] {
