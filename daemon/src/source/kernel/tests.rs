@@ -135,7 +135,7 @@ fn groups_count_of_both_versions() {
     place.put(&format!("{step}/memory.oom_control"), "oom_kill 2\n");
     let told = "host_oom=count\nhost_oom_ns=1000000000\nhost_oom_cgroup=/slurm/uid_0/job_5\nhost_oom_limit=4294967296\n";
     assert_eq!(kernel.end_facts(key(42), SECOND), told);
-    // The step's group is removed with it, so the job's group counts.
+    // The group of the Slurm step is removed at the end of the step, so the group of the job counts.
     kernel.note_start(key(42));
     std::fs::remove_dir_all(place.dir.join(step)).expect("removed");
     assert_eq!(kernel.end_facts(key(42), SECOND), "");
@@ -144,7 +144,7 @@ fn groups_count_of_both_versions() {
     std::fs::remove_dir_all(place.dir.join(step)).expect("removed");
     place.put("cgroup/memory/slurm/uid_0/job_5/memory.oom_control", "oom_kill 3\n");
     assert_eq!(kernel.end_facts(key(42), SECOND), told);
-    // Version 2.
+    // Control groups version 2.
     place.put("proc/43/cgroup", "0::/user.slice/a.scope\n");
     place.put("cgroup/user.slice/a.scope/memory.events", "low 0\noom 1\noom_kill 0\n");
     kernel.note_start(key(43));

@@ -153,7 +153,8 @@ impl HungDevices {
         Some(PendingCall { call, target: Target { name, index } })
     }
 
-    /// Adds a GPU whose call takes long: new pollers skip it until [`HungDevices::returned`] or [`HungDevices::avoid`].
+    /// Adds a GPU whose call takes long: new pollers skip it until [`HungDevices::returned`]. If the call times out,
+    /// [`HungDevices::avoid`] replaces this entry.
     pub(crate) fn suspect(&mut self, pending: PendingCall, translator: &mut Translator) {
         self.pending.push(pending);
         let is_new = |device: &DeviceStatus| device.index == pending.target.index && device.problem.is_none();

@@ -379,7 +379,7 @@ mod tests {
             });
             assert!(most - least <= 1, "{list_ns}: {least} to {most}");
             assert!(list_ns == 2 * MS || machine.schedule.deferred > 0);
-            // No two lists follow each other directly.
+            // At most one list directly follows another one.
             let mut all: Vec<u64> = machine.listed.concat();
             all.sort_unstable();
             let close = all.windows(2).filter(|pair| pair[1] - pair[0] < 2 * list_ns).count();

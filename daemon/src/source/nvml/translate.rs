@@ -62,7 +62,8 @@ impl Translator {
         std::mem::take(&mut self.poller)
     }
 
-    /// Returns to an earlier poller. Drops its buffered samples that are older than those of the poller in between.
+    /// Returns to an earlier poller, whose state is `state`. Its buffered readings are dropped later, in `begin_reading`, if the
+    /// poller in between took newer ones.
     pub(crate) fn resume_poller(&mut self, state: PollerState) {
         self.before = combine(self.all_totals(), state.totals, u64::saturating_sub);
         self.poller = state;
@@ -317,7 +318,7 @@ impl Translator {
         self.report_problems(is_missing, Some(MISSING));
     }
 
-    /// Sets the problem of these devices without a record of the poller.
+    /// Sets the problem of the devices that `is_meant` selects, without a record of the poller.
     pub(crate) fn report_problems(
         &mut self,
         is_meant: impl Fn(&DeviceStatus) -> bool,
@@ -411,7 +412,8 @@ fn combine(mut one: NvmlCalls, mut other: NvmlCalls, with: fn(u64, u64) -> u64) 
     one
 }
 
-/// Passes to the process table that a process uses a device, whose job may be that of the process.
+/// Tells the process table which GPU a process uses. The job that a batch system has assigned to this GPU may be that of the
+/// process.
 fn note_use(key: ProcessKey, device: &DeviceStatus, processes: &Processes) {
     let instance = device.facts.get("gpu_instance").and_then(|instance| instance.parse().ok());
     processes.note_gpu(key, Gpu { index: device.index.into(), instance });

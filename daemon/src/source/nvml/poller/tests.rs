@@ -98,7 +98,7 @@ fn a_driver_that_is_absent_is_waited_for() {
     let (mut poller, pipe) = poller(&opens, Arguments::default());
     poller.step().expect("written");
     assert_eq!(pipe.said(), ["source 255 false nvml: no driver"]);
-    // Retried after 1, 2, 4 ... 30 s, reported once.
+    // Opening the library is retried after 1, 2, 4 ... 30 s, and the failure is reported once.
     for wait in [1, 2, 4, 8, 16, 30, 30] {
         let retry_ns = if let LibraryState::Closed { retry_ns, .. } = poller.state { retry_ns } else { 0 };
         let left = retry_ns.saturating_sub(now_ns());
@@ -156,7 +156,7 @@ fn released_is_closed_until_the_time_is_over_or_somebody_resumes() {
     poller.step().expect("written");
     assert!(matches!(poller.state, LibraryState::Open(_)));
     assert!(!poller.execute(Command::Quit));
-    // Without a command: the driver waits until NVML is closed.
+    // NVML is also closed without a command, because unbinding a GPU from the driver waits until NVML is closed.
     pipe.said();
     gpus.unbinding.set(Some(0x100));
     while !matches!(poller.state, LibraryState::Released { .. }) {

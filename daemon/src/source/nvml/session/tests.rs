@@ -248,7 +248,7 @@ fn a_lost_gpu_has_no_numbers_and_the_other_has() {
         ["begin 2 on 0", "pid 10 GpuLost lists 0", "end 2 15", "source 0 false nvml: the GPU is lost"]
     );
     assert!(run.reading(1).contains(&"pid 10 7 lists 1".to_owned()));
-    // Reported once.
+    // The next reading does not report the same problem again.
     assert_eq!(run.reading(0).len(), 3);
 }
 

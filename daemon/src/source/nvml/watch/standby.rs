@@ -141,7 +141,8 @@ impl Watch {
         }
     }
 
-    /// Starts the poller that opens GPUs again, if one is needed. Kills it if it is stuck.
+    /// Starts the poller that opens GPUs again, if one is needed. If that poller is running and one of its calls has timed out,
+    /// kills it.
     pub(super) fn check_next(&mut self, tick: Duration) {
         if let Some(next) = &mut self.next {
             if next.call_state.stalled_for(tick) >= limit(next.call_state.call(), &self.settings) {
