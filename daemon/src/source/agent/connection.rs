@@ -384,8 +384,8 @@ impl Connection {
         self.hand_pieces(frames, 0, None).await
     }
 
-    /// Hands frames to the ledger, with `slot` for the first batch; each further batch waits for a slot in the queue of the user.
-    /// Frames with `costly` records are split into several batches, so that other processes are served in between.
+    /// Hands frames to the ledger. The first batch uses `slot`, if given; each other batch waits for a slot in the queue of the
+    /// user. Frames with `costly` records are split into several batches, so that other processes are served in between.
     async fn hand_pieces(&self, frames: Vec<u8>, costly: u64, mut slot: Option<QueueSlot>) -> Result<(), ()> {
         let pieces = if costly == 0 { vec![frames] } else { frames::split(&frames) };
         for frames in pieces {

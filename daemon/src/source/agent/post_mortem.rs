@@ -32,7 +32,7 @@ pub(crate) struct UnsentRecords {
     step: Step,
     /// Maximum number of live rows held in memory.
     max_rows: usize,
-    /// Number of live rows beyond `max_rows`. They are not held in memory and not reported.
+    /// Number of live rows beyond `max_rows`. They are not held in memory; only their number is reported.
     dropped: u64,
 }
 
