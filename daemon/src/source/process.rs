@@ -56,7 +56,7 @@ struct Inner {
     settings: ProcessSettings,
     /// Watches all pidfds; readable when one of the processes has ended. `None` if it cannot be created.
     epoll: Option<OwnedFd>,
-    /// The same descriptor registered with tokio, once [`Processes::next_ended`] was called.
+    /// A copy of the descriptor `epoll`, registered with tokio by the first call of [`Processes::next_ended`].
     ready: OnceCell<Option<AsyncFd<OwnedFd>>>,
     /// Notified when a process was removed from the table.
     ended: Notify,
@@ -75,7 +75,7 @@ struct Table {
     recently_ended: VecDeque<(ProcessKey, Option<u64>)>,
     /// Number of the last added entry. Epoll events contain it, to distinguish an entry from a later one with the same pid.
     generation: u32,
-    /// New or changed facts that [`Processes::take_facts`] has not returned.
+    /// New or changed facts of processes that [`Processes::take_facts`] has not returned yet.
     unannounced: Vec<(ProcessKey, Arc<Facts>)>,
     commands: CommandReader,
     users: facts::Users,
@@ -199,7 +199,7 @@ impl Processes {
         let Some(stat) = try_read_stat(&self.inner.proc, pid)? else { return Ok(ended) };
         let key = ProcessKey { pid, start_ticks: stat.start_ticks };
         if stat.has_ended() || pidfd.as_ref().is_some_and(is_readable) {
-            // Another process may have taken the pid while /proc was read, so accept only the one that ended recently.
+            // Another process may have taken the pid while /proc was read, so accept only the process that ended recently.
             return Ok(ended.filter(|&ended| ended == key));
         }
         self.add(&mut table, key, pidfd, &stat);

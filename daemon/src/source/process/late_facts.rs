@@ -83,7 +83,7 @@ impl Processes {
         let mut table = self.lock();
         let Some(entry) = table.entry_mut(key) else { return };
         let (has_names, has_job) = (names.is_some(), job.is_some());
-        // Search no longer, unless the process uses another GPU by now.
+        // Search for the job no longer, unless the process has begun to use another GPU meanwhile.
         entry.late = entry.late.take().map(|open| LateFacts {
             container: open.container.filter(|_| !has_names),
             gpus: if has_job && open.gpus == late.gpus { Vec::new() } else { open.gpus },

@@ -38,7 +38,7 @@ fn a_process_is_the_same_until_it_ends_and_nobody_after_that() {
         processes.sweep();
         processes.is_empty()
     });
-    // A reading that began earlier may still name it, whether it has been waited for or not.
+    // A reading that began earlier may still name the ended process, whether its parent has waited for it or not.
     assert_eq!(processes.identify(pid), Some(key));
     child.wait().expect("waited");
     assert_eq!(processes.identify(pid), Some(key));
@@ -187,7 +187,7 @@ fn names_and_jobs_are_found_when_they_are_there() {
     std::fs::write(jobs.join("1"), "7\n").expect("written");
     assert!(said(&processes).contains("mapped_job=7\n"));
 
-    // As if its control group were a container's, whose file appears a little later.
+    // As if the control group of the process were a container's, whose file in /var/log/containers appears a little later.
     let id = "ab".repeat(32);
     {
         let mut table = processes.lock();
