@@ -70,7 +70,7 @@ pub(super) fn collect(published: &Published, health: &Health, out: &mut Families
         for event in status.map_or(&[][..], |status| &status.health_events) {
             out.add_with(&EVENTS, &labels, ("event", event.name), event.count);
         }
-        // Written from the start, so that the first event is an increase.
+        // Written also while the count is 0, so that a scraper sees the first event as an increase.
         for (kind, word) in
             [(OomKind::Device, "device"), (OomKind::Pool, "pool"), (OomKind::Suspected, "suspected")]
         {

@@ -34,7 +34,8 @@ pub use processes::Identities;
 use processes::ProcessSeries;
 use std::time::Instant;
 
-/// Returns the text of one scrape for anonymous clients.
+/// Returns the text of one scrape for clients whose user is unknown: `tenants` of the configuration decides what they see of
+/// processes.
 pub fn scrape(context: &ViewContext) -> String {
     scrape_as(context, context.shown())
 }

@@ -78,8 +78,8 @@ fn cpu_seconds() -> f64 {
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
-/// Returns the number of open descriptors. Since Linux 6.2 the folder's size has it; before, listing it counts one more, which
-/// reads the list.
+/// Returns the number of open descriptors. Since Linux 6.2 it is the size of the folder /proc/self/fd. On older kernels the entries
+/// are counted, without the descriptor that reads the folder.
 fn open_fds() -> Option<f64> {
     const FDS: &str = "/proc/self/fd";
     match std::fs::metadata(FDS).ok()?.len() {

@@ -83,7 +83,7 @@ const MAX_PER_ACCOUNT: usize = amounts::MAX_SERIES + 15 + MAX_FINDINGS;
 /// Maximum number of findings of a process on a device that have series: the most important ones.
 const MAX_FINDINGS: usize = 4;
 
-/// Returns the maximum number of series of a process on a device: every category and tag has bytes.
+/// Returns the maximum number of series of a process on a device: the number if every category and tag has bytes.
 pub(super) fn max_per_account(categories: usize, tags: usize) -> usize {
     let tags = if tags == 0 { 0 } else { tags + EXTRA_TAGS };
     MAX_PER_ACCOUNT + categories + EXTRA_CATEGORIES + tags
