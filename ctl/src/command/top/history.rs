@@ -38,7 +38,7 @@ const COLORS: [u8; 10] = [4, 2, 5, 6, 1, 12, 10, 13, 14, 9];
 const REST: Color = Color::Indexed(3);
 const OPAQUE: Color = Color::Indexed(11);
 
-/// Returns the layers from the bottom: categories in the order of their names, then the rest, opaque pools and idle memory.
+/// Returns the layers from the bottom: categories in the order of `names`, then the rest, opaque pools and idle memory.
 pub(crate) fn layers(names: impl Iterator<Item = String>) -> Vec<Layer> {
     let layer = |kind, color, letter| Layer { kind, color, letter };
     let named = names.map(LayerKind::Category).zip(COLORS.map(Color::Indexed)).zip('a'..);

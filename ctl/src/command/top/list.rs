@@ -23,7 +23,7 @@ pub(crate) enum Order {
 }
 
 impl Order {
-    /// Returns the next order. Their cycle is that of the enum.
+    /// Returns the order that follows this one in `cycle`, for the key that changes the order.
     fn next(self) -> Order {
         use Order::*;
         let cycle = [Used, Tracked, Idle, Gap, User, Pid, Device];
@@ -88,7 +88,7 @@ impl List {
         sparkline(values.iter().copied(), values.iter().flatten().max().copied().unwrap_or(0), unicode)
     }
 
-    /// Returns the indices of the shown rows, in their order.
+    /// Returns the indices in `Ps::processes` of the shown rows, sorted by `order`.
     fn rows(&self, ps: &Ps) -> Vec<usize> {
         let mut rows: Vec<(usize, &ProcessRow)> =
             ps.processes.iter().enumerate().filter(|(_, process)| self.is_shown(ps, process)).collect();

@@ -136,7 +136,7 @@ fn live(args: &Args) -> Result<()> {
     drop(terminal);
     match ended? {
         Action::EndBySignal(signal @ (SIGTERM | SIGHUP | SIGQUIT)) => {
-            // The sender of the signal expects this process to end by it.
+            // The sender of the signal expects that this process ends by that signal.
             io::stdout().flush()?;
             emulate_default_handler(signal).map_err(Into::into)
         }

@@ -21,7 +21,7 @@ use ratatui_core::text::{Line, Span, Text};
 use ratatui_core::widgets::{StatefulWidget, Widget};
 use ratatui_widgets::table::{Cell, Row, Table, TableState};
 
-/// Times in seconds that the chart shows, up to now; `None` is the whole run. The key `w` cycles through them.
+/// Lengths in seconds of the last part of the run that the chart shows; `None` is the whole run. The key `w` cycles through them.
 const WINDOWS_S: [Option<u64>; 5] = [None, Some(3600), Some(600), Some(120), Some(30)];
 /// Groupings of the table's rows, through which the Tab key cycles.
 const GROUPINGS: [GroupBy; 3] = [GroupBy::Layer, GroupBy::Structure, GroupBy::Tag];
