@@ -133,7 +133,7 @@ pub(super) async fn answer(
         (CACHE_CONTROL, "no-cache"),
         (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
         (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
-        // A page sends its next request after a second. Until then, other clients may use its connection slot.
+        // A page sends its next request one or two seconds later. Until then, other clients may use the slot of this connection.
         (CONNECTION, "close"),
     ] {
         headers.insert(name, HeaderValue::from_static(value));
