@@ -16,7 +16,8 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use trials::Trial;
 
-/// Settings that are tried if the user names none: against fragmentation, for sizes that change from step to step, and both.
+/// Settings that are tried if the user names none. Each reduces fragmentation or suits sizes that change from step to step; one
+/// text combines both kinds.
 const SWEEP: [&str; 7] = [
     "expandable_segments:True",
     "max_split_size_mb:128",

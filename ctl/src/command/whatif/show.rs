@@ -21,7 +21,7 @@ pub(super) struct Shown<'a> {
     pub(super) models: &'a [Model],
     pub(super) file: &'a Path,
     pub(super) release: Release,
-    /// Whether the user named the release.
+    /// Whether the user named the release of PyTorch (`--torch`).
     pub(super) is_release_known: bool,
     pub(super) gpu: Option<u8>,
     /// Device memory in bytes that the user assumes; `None` for that of the recording.

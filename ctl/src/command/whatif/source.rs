@@ -42,7 +42,8 @@ fn of_likely_release(mut requests: Requests) -> Result<(Recorded, Release)> {
         let release = if requests.names_pools { Release::LAST } else { Release::new(11) };
         return Ok((Recorded::new(requests, release)?, release));
     }
-    // Blocks of equal size are chosen by other rules up to 2.11, in 2.12, and from 2.13 on.
+    // There are three rules for the choice among free blocks of equal size: that of releases up to 2.11, that of 2.12, and that
+    // from 2.13 on.
     for release in [Release::LAST, Release::new(12), Release::new(11)] {
         let recorded = Recorded::new(requests, release)?;
         if recorded.is_exact {

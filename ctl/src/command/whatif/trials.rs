@@ -22,7 +22,7 @@ pub(super) struct Trial {
     pub(super) text: String,
     settings: Settings,
     pub(super) figures: Figures,
-    /// Number of the event at which the replay ended: a request that failed only here, or only in the recording.
+    /// Number of the event at which the replay ended: a request that failed only in the replay, or only in the recorded program.
     pub(super) ended_at: Option<usize>,
     /// Figures if memory under `record_stream` is available again at once, and only after a synchronisation; `None` if the program
     /// did not use it.
@@ -161,8 +161,8 @@ impl Recorded {
         memory.or(self.requests.capacity).unwrap_or(UNLIMITED).min(UNLIMITED)
     }
 
-    /// Whether sizes of blocks stand for requests, and do not explain the recorded peak: the replay differs by more than 1 %. Then
-    /// several streams or private pools were in use, which are unknown, too.
+    /// Whether the recording has sizes of blocks in place of requests, and the peak of the replay differs from the recorded one by
+    /// more than 1 %. Then the program used several streams or private pools, which such a recording does not contain.
     pub(super) fn lacks_streams(&self) -> bool {
         let (replayed, recorded) = (self.own.figures.reserved.peak, self.requests.reserved.0);
         self.requests.block_sizes > 0 && replayed.abs_diff(recorded) > recorded / 100
