@@ -1,7 +1,8 @@
 //! The report as data for the page's script. Amounts are bytes as integers. Times are ns since the process's `base_ns`. Unknown
 //! values are null. Strings from processes have no control characters.
 //!
-//! Each category has a number as its code: its rank among all categories of its grouping on the page, 0 for the largest. Code `-1` is `Others`, `-2` stands for categories too small to be named.
+//! The code of a category is its rank among all categories of the same grouping on the page; 0 is the largest. Code `-1` is
+//! `Others`; code `-2` stands for categories that are too small to be named.
 
 use super::holdings::{Strings, holdings};
 use crate::bridge::Bridge;
@@ -152,13 +153,13 @@ impl TimeOrigin {
         TimeOrigin(report.run.devices.iter().filter_map(first).min().unwrap_or(0))
     }
 
-    /// Returns a time as ns since the start; negative for earlier times.
+    /// Returns a time as ns since this origin; negative for earlier times.
     pub fn offset_ns(self, time_ns: u64) -> i64 {
         let distance = i128::from(time_ns) - i128::from(self.0);
         distance.clamp(i64::MIN.into(), i64::MAX.into()) as i64
     }
 
-    /// Returns the kind of clock, and the start as two numbers. These are seconds (since 1970 or since the clock's zero) and the
+    /// Returns the kind of clock, and this origin as two numbers. These are seconds (since 1970 or since the clock's zero) and the
     /// remaining ns, or a line number and 0.
     fn clock(self, clock: Clock) -> (&'static str, i64, i64) {
         const S: i128 = 1_000_000_000;
@@ -249,7 +250,7 @@ fn detail(context: Context<'_>, device: &Device, facts: Vec<String>) -> impl Ser
         // How PyTorch's own numbers and other memory add up to `used`: at the end, and at the peak.
         bridges: [&device.last, &device.peak].map(|moment| Bridge::of(report.run, moment)),
         steps,
-        // The gap's changes that are not in `steps`: their sum in bytes, and their number.
+        // Changes of untrackable memory (the gap) that are not in `steps`: their sum in bytes, and their number.
         other_steps,
         iterations: iterations_of(device),
         ooms: ooms.map(|(entry, lines)| oom(report, entry, lines, origin)).collect::<Vec<_>>(),

@@ -33,7 +33,7 @@ const SCRIPT: &str = concat!(
 );
 const FILE: &str = include_str!("file.js");
 
-/// Maximum size of a page in bytes. Larger only if the processes do not fit even with the smallest limits.
+/// Maximum size of a page in bytes. A page is larger only if its processes do not fit even with the smallest limits.
 pub const MAX_BYTES: usize = 5_000_000;
 /// Maximum number of processes of a group whose text form is in the page.
 const MOST_TEXTS: usize = 16;
