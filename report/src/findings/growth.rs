@@ -1,5 +1,5 @@
-//! Finds growing memory: from the amounts at the begin of each step or forward pass, and over time for growth that these do not
-//! show.
+//! Finds growing memory. Judges the amounts at the begin of each step or forward pass, and the amounts over time for growth that
+//! the former do not show.
 //!
 //! Memory that fluctuates can hide growth in the sum, so categories and tags are judged, too. The judgement over time omits
 //! parameters, because a program that loads a model does not leak. Memory that rises again to an earlier level is not growth: a
@@ -268,8 +268,9 @@ impl<'r> Course<'r> {
             .then(|| self.times_ns.last()?.checked_sub(*self.times_ns.get(first)?))?
     }
 
-    /// Returns whether an amount is at last clearly higher than before the time that `judgement` covers, without the warm-up, and
-    /// whether its lowest level rises, too. The lowest level of memory that is dropped again and again does not rise.
+    /// Returns whether the last value of an amount clearly exceeds all values before the time that `judgement` covers, and whether
+    /// its lowest level rises within this time, too. Values of the warm-up are ignored. The lowest level of memory that is dropped
+    /// again and again does not rise.
     fn is_lasting(&self, judgement: &Judgement, amounts: &[i64], material: f64) -> bool {
         let Some((first, last)) = judgement.span else { return false };
         let amounts_in = |is_in: &dyn Fn(f64) -> bool| -> Vec<i64> {

@@ -60,7 +60,7 @@ pub enum Kind {
 pub enum Severity {
     /// The cause ended the program.
     Critical,
-    /// The program will run out of memory because of it, or wastes much memory.
+    /// The program will run out of memory because of the finding, or it wastes much memory.
     Warning,
     /// Information only.
     Note,
@@ -84,10 +84,11 @@ pub struct Rate {
 pub struct Finding {
     pub kind: Kind,
     pub severity: Severity,
-    /// NVML index of the device; `None` if it is about the whole run.
+    /// NVML index of the device; `None` if the finding is about the whole run.
     pub device: Option<u16>,
     pub bytes: i64,
-    /// Fraction (0 to 1) that `bytes` are of the process's used bytes; for [`Kind::OtherProcesses`] of the device's size.
+    /// `bytes` divided by the used bytes of the process, 0 to 1; for [`Kind::OtherProcesses`], `bytes` divided by the size of the
+    /// device.
     pub share: f64,
     /// Confidence of the statistical test, 0 to 1; `None` if no test was needed.
     pub confidence: Option<f64>,

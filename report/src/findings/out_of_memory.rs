@@ -57,8 +57,8 @@ pub(super) fn causes(report: &Report<'_>, device: &Device, oom: &Oom) -> Vec<Fin
     let is_kept = !causes.is_empty();
     causes.extend(request.other_processes());
     causes.extend(request.fragmentation(report));
-    // Memory that the program needs is a cause only if no other cause explains more bytes, and if it did not fit before another
-    // process grew.
+    // Memory that the program needs is a cause only if no other cause explains more bytes, and if the request would not have fitted
+    // before another process grew.
     if !is_kept && !request.fits_without_growth_of_others() {
         let most = causes.iter().map(|cause| cause.bytes).max().unwrap_or(0);
         causes.extend(request.largest(report).filter(|largest| largest.bytes > most));
