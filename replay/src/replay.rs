@@ -12,7 +12,7 @@ use foldhash::HashMap;
 /// the other two show how much depends on them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EventReturn {
-    /// When it became available in the recording.
+    /// When the memory became available in the recording.
     #[default]
     AsRecorded,
     /// When the program frees it.
@@ -28,7 +28,7 @@ pub struct Options {
     pub release: Release,
     /// Settings of the allocator.
     pub settings: Settings,
-    /// Size of the device, and its memory in use by others.
+    /// Size of the device, and the bytes in use outside the allocator.
     pub device: Device,
     /// How the driver chooses addresses of segments; affects results only up to release 2.11.
     pub addresses: SegmentAddresses,
@@ -84,8 +84,8 @@ impl Replay {
         })
     }
 
-    /// Applies the next event. The replay ends at the first request that fails only here, or failed only in the recording. The
-    /// real program would have continued differently, so later events are ignored.
+    /// Applies the next event. The replay ends at the first request that fails only in the replay, or that failed only in the
+    /// recorded program. The real program would have continued differently, so later events are ignored.
     pub fn apply(&mut self, event: &Event) -> Result<(), Fault> {
         let number = self.events;
         self.events += 1;

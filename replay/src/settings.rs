@@ -15,7 +15,7 @@ pub(crate) const SMALL: u64 = MIB;
 pub(crate) const SMALL_SEGMENT: u64 = 2 * MIB;
 /// Requests of this many bytes or more get a segment of their own size.
 const OWN_SEGMENT: u64 = 10 * MIB;
-/// The size of such a segment is a multiple of this, in bytes.
+/// The size of a segment for a request of at least [`OWN_SEGMENT`] bytes is a multiple of this, in bytes.
 const OWN_SEGMENT_STEP: u64 = 2 * MIB;
 /// A remainder of a large block of at most this many bytes stays with the block.
 const KEPT_REST: u64 = MIB;

@@ -29,7 +29,8 @@ pub(crate) struct Block {
     pub(crate) right: Number,
     /// Creation number of the block; later blocks have greater ones.
     pub(crate) order: u64,
-    /// Value of the pool's `searches` when the block became free; shows for how long it has been unused.
+    /// Value of [`Pool::searches`](super::pools::Pool::searches) when the block became free; shows for how many searches the block
+    /// has been unused.
     pub(crate) searches: u64,
     pub(crate) pool: PoolRef,
     pub(crate) stream: StreamId,

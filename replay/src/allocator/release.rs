@@ -41,7 +41,8 @@ impl Allocator {
         }
     }
 
-    /// Returns a segment to the driver if this free block fills it. Returns the segment's bytes, else 0.
+    /// Returns a segment to the driver if this free block is the whole segment. Returns the bytes of the returned segment; 0 if it
+    /// was kept.
     fn release_segment(&mut self, number: Number) -> u64 {
         let block = &self.blocks[number];
         if block.left != NONE || block.right != NONE {
