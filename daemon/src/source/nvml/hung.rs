@@ -125,7 +125,7 @@ impl HungDevices {
         self.pending.iter().any(|pending| pending.target.index == device.index)
     }
 
-    /// Returns whether pollers skip this device because its calls hang.
+    /// Returns whether pollers skip this device because its calls hang, or because a call of its GPU is pending.
     pub(crate) fn has(&self, device: &DeviceStatus) -> bool {
         self.hung.iter().any(|hung| hung.includes(device)) || self.is_pending(device)
     }
@@ -170,7 +170,7 @@ impl HungDevices {
         translator.report_problems(is_pending, None);
     }
 
-    /// Handles a poller that hung while opening GPUs that had answered a probe: waits longer before their next probe.
+    /// Handles a poller that hung or failed while opening GPUs that had answered a probe: waits longer before their next probe.
     pub(crate) fn relapse(&mut self) {
         for hung in self.hung.iter_mut().filter(|hung| hung.is_back || hung.only_lists) {
             (hung.is_back, hung.only_lists) = (false, false);

@@ -1,8 +1,9 @@
 //! Decides which NVML call is made when. Pure: it takes the time as an argument, and other code makes the calls.
 //!
-//! A memory call takes microseconds and locks one GPU. A process list takes milliseconds and locks the driver for all GPUs. So
-//! both have their own schedule ("lane"). **Memory** of all devices is read at a constant rate. **Lists** are read for one
-//! device at a time, when its list is due and lock time is left. It is due after the interval, or earlier for a reason.
+//! A memory call takes microseconds and locks one GPU. A process list takes milliseconds and locks the driver for all GPUs. So both
+//! have their own schedule ("lane"). **Memory** of all devices is read at a constant rate. **Lists** are read for one device at a
+//! time, when its list is due and lock time is left. It is due after the interval, or earlier if the memory use of the device has
+//! changed or a list was requested.
 //!
 //! Lock time is a token bucket that fills at `list_budget` of wall time. A list may be read while the bucket is not empty. Its
 //! real cost is then taken from the bucket, which may become negative. Expensive lists therefore become rarer, and lists that
@@ -169,8 +170,8 @@ impl Schedule {
         due.max(not_before)
     }
 
-    /// Returns the next action. A due list goes first, because a reading with a list includes the device's memory. At most one
-    /// list exceeds the bucket.
+    /// Returns the next action. A due list goes first, because a reading with a list includes the device's memory. It is read only
+    /// while the bucket is positive; a requested list is also read on credit.
     pub(crate) fn next(&mut self, now_ns: u64) -> NextRead {
         self.fill(now_ns);
         let is_tick = now_ns >= self.next_memory_ns;

@@ -3,10 +3,10 @@
 //! A poller that is stuck in the kernel may survive even SIGKILL. Then it is abandoned. The next poller skips the device of the
 //! stuck call until a probe finds that the device answers (hung.rs).
 //!
-//! A substitute starts long before the call's timeout: after [`stall_of`], another poller reads the other GPUs while the stuck
-//! one is only watched. If the call returns in time, the first poller continues and the substitute ends. A GPU that answers
-//! again is opened by a new poller. It replaces the current poller once it has opened all GPUs, so that opening does not delay
-//! the readings of others.
+//! A substitute starts long before the call's timeout: after [`stall_of`], another poller reads the other GPUs while the stuck one
+//! is only watched. If the call returns in time and no other poller is stuck, the first poller continues and the substitute ends. A
+//! GPU that answers again is opened by a new poller. It replaces the current poller once it has opened all GPUs, so that opening
+//! does not delay the readings of others.
 
 mod standby;
 
@@ -45,9 +45,10 @@ const MAX_RESTART: Duration = Duration::from_secs(30);
 const STABLE: Duration = Duration::from_secs(60);
 /// Duration after which a call counts as stuck and the other GPUs get another poller; at most half of the call's timeout.
 const STALL: Duration = Duration::from_millis(400);
-/// Time without readings after which the source counts as down while the poller is in a call.
+/// Time without a change of the call state after which the source counts as down while the poller is in a call.
 const DOWN: Duration = Duration::from_secs(1);
-/// Time without readings after which the source counts as down while the poller is idle. It updates its call state every second.
+/// Time without a change of the call state after which the source counts as down while the poller is idle. An idle poller updates
+/// its call state every second.
 const DOWN_IDLE: Duration = Duration::from_millis(2500);
 /// Age of the poller's records that shows that the daemon was stopped (ns). Normally the records are written within 220 ms.
 const STOPPED_NS: u64 = SECOND * 3 / 10;
@@ -278,7 +279,7 @@ impl Watch {
         }
     }
 
-    /// Reads a poller, and those that replace it, until the current one ends or hangs.
+    /// Reads a poller, and those that replace it, until the current one ends, hangs or writes invalid data, or the source ends.
     async fn read(&mut self, mut poller: Poller) -> PollerEnd {
         let tick = (self.settings.call_timeout / 4).clamp(Duration::from_millis(10), BEAT);
         let mut ticks = if tick < BEAT { interval(tick) } else { beats(1) };
@@ -432,7 +433,7 @@ impl Watch {
         }
         let _ = poller.child.start_kill();
         let exit = timeout(Duration::from_millis(500), poller.child.wait()).await;
-        // The code is used if the poller's end has a known call as its cause.
+        // `code` becomes the error of the device, if the poller was in a call for a known GPU.
         let (call, code, reason) = match end {
             PollerEnd::Done => return,
             // Find the call during which the poller ended.

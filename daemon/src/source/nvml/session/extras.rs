@@ -31,7 +31,8 @@ impl Session {
         out.write(stamp, body);
     }
 
-    /// Reads whether the driver's accounting is on, and writes the device's facts if they have changed.
+    /// Reads whether the driver's accounting is on, and writes the device's facts if they have changed, or if this is the first
+    /// call for the device.
     pub(super) fn read_accounting(&mut self, index: usize, out: &mut FrameWriter) {
         let is_accounting = self.gpus.is_accounting(index);
         let mut facts = self.gpus.inventory().devices[index].facts.clone();
@@ -80,7 +81,7 @@ impl Session {
         unbinding.map(Next::Release).or_else(|| is_partitioned.then_some(Next::Reopen(None)))
     }
 
-    /// Writes the driver's accounted peaks of processes: of a listed process when its peak has grown, and of a process of the
+    /// Writes the driver's accounted peaks of processes: of a listed process when its peak has changed, and of a process of the
     /// previous list once after its end. Peaks above the size of the device are refused.
     pub(super) fn write_accounted_peaks(&mut self, index: usize, out: &mut FrameWriter) {
         let (now, mut refused) = (now_ns(), None);
@@ -134,7 +135,7 @@ impl Session {
                     self.devices[index].has_no_limits = true;
                     return;
                 }
-                Err(_) => {} // the group has no limit
+                Err(_) => {} // after other errors no limit is shown
             }
         }
         let value = entries.join("\t");

@@ -24,8 +24,8 @@ pub(super) struct Stuck {
 }
 
 impl Watch {
-    /// Handles a long call: starts another poller for the other GPUs and only watches this one. Returns the poller to read from
-    /// now on; `None` if it has ended and no other one can be started.
+    /// Handles a long call: starts another poller for the other GPUs and only watches this one. Returns the poller to read from now
+    /// on: the substitute, or `poller` if a substitute would not help or cannot be started.
     pub(super) async fn substitute(&mut self, poller: Poller) -> Option<Poller> {
         let call = poller.call_state.call();
         let (pending, state) = {
