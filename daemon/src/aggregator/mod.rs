@@ -34,15 +34,15 @@ use writing::{KeptRequests, Roll, worth_keeping};
 /// beyond the wake-up. While no batches arrive, each beat of [`clock::BEAT`] causes a tick, so that views still mark old data as
 /// `stale`.
 const TICK: Duration = Duration::from_millis(75);
-/// Interval between snapshots while no view reads them (ns).
+/// Interval between snapshots while no view reads them, or while the ledger does not change (ns).
 const IDLE_PUBLISH_NS: u64 = 1_000_000_000;
 /// Period (ns) after a view's read in which each tick publishes a snapshot if the ledger has changed.
 const WATCHED_NS: u64 = 10_000_000_000;
 /// Interval (ns) for writing the runs of new processes for the first time. It is short, so that such a run is not lost if the
 /// daemon is killed.
 const FIRST_CHECKPOINT_NS: u64 = 500_000_000;
-/// Changed runs of processes without an agent are written only at checkpoints whose number is a multiple of this. Those of
-/// processes with an agent are written at every checkpoint.
+/// After their first write, changed runs of processes without an agent are written only at checkpoints whose number is a multiple
+/// of this. Those of processes with an agent are written at every checkpoint.
 const UNCOVERED_ROUNDS: u64 = 3;
 /// Interval (ns) for comparing the wall clock with CLOCK_MONOTONIC. If their difference has changed by more than [`JUMP_NS`], the
 /// wall time is recorded again (an anchor).
@@ -80,7 +80,8 @@ pub struct SnapshotReader {
 }
 
 impl SnapshotReader {
-    /// Returns the latest published state. It is at most 1 s old, and about 0.1 s old while views read often.
+    /// Returns the latest published state. It is at most about 1.2 s old. If a view has read within 10 s and batches arrive, it is
+    /// about 0.1 s old.
     pub(crate) fn read(&self) -> Arc<Published> {
         self.read_ns.store(clock::now_ns(), Ordering::Relaxed);
         self.published.borrow().clone()

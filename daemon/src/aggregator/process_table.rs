@@ -17,7 +17,7 @@ const LISTED_AFTER_END_NS: u64 = 1_000_000_000;
 pub(crate) enum Due {
     /// Runs that were never written.
     New,
-    /// Runs that were never written, and runs of processes with an agent.
+    /// Runs that were never written, and runs of processes that have or had an agent.
     Covered,
     All,
 }

@@ -14,8 +14,7 @@ use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 /// Time (ns) after the end of a process for which its run stays open for the final records of its agent. Depending on the state of
-/// the agent, [`ProcessTable::take_ended`](super::process_table::ProcessTable::take_ended) waits up to ten times as long, or
-/// shorter.
+/// the agent, [`ProcessTable::take_ended`](super::process_table::ProcessTable::take_ended) waits for 0 to 10 times this time.
 const GRACE_NS: u64 = 2_000_000_000;
 /// Interval (ns) of heartbeats. A heartbeat lets the store record that unchanged runs are still open.
 const HEARTBEAT_NS: u64 = 60_000_000_000;

@@ -1,8 +1,8 @@
 //! A user's share of the aggregator's inbox, and of the time for reading the memory of ended agents.
 //!
 //! The ledger takes batches in order of arrival. A connection reads its socket when its user has a free slot. The slot is free
-//! again when the ledger has taken the batch. The memory of a user's ended agents is read one agent at a time. A user whose read
-//! is slow is paused for a multiple of its duration.
+//! again when the ledger has taken the batch. The memory of a user's ended agents is read one agent at a time. After a read that
+//! used much processor time, the user is paused for a multiple of that time.
 
 use crate::clock;
 use std::future::poll_fn;
@@ -13,17 +13,17 @@ use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
 
 /// Maximum number of batches of one user in the inbox. Four keep the ledger busy; more would delay other users.
 const SLOTS: usize = 4;
-/// Minimum duration of a memory read that is followed by a pause. Most reads take milliseconds; a full ring of a million records
-/// with as many rows takes a quarter of a second.
+/// Minimum processor time of a memory read that is followed by a pause. Most reads take milliseconds; a full ring of a million
+/// records with as many rows takes a quarter of a second.
 const LONG: Duration = Duration::from_millis(250);
-/// Length of the pause as a multiple of the read's duration. The pause leaves four fifths of the time to other users.
+/// Length of the pause as a multiple of the read's processor time. The pause leaves four fifths of the time to other users.
 const PAUSE_FACTOR: u32 = 4;
 /// Multiple of a costly batch's processing time for which the batch keeps its slot.
 const COSTLY_PAUSE_FACTOR: u32 = 16;
 /// Minimum processing time at which a costly batch keeps its slot after it was applied.
 const COSTLY: Duration = Duration::from_millis(1);
 
-/// Inbox slots of one user, and pauses after batches; shared by the user's connections.
+/// Inbox slots of one user, and the lock for reading the memory of the user's ended agents; shared by the user's connections.
 #[derive(Debug)]
 pub(crate) struct UserQueue {
     slots: Arc<Semaphore>,
@@ -44,7 +44,8 @@ impl UserQueue {
         Some(QueueSlot { permit: Arc::new(permit), is_costly: false })
     }
 
-    /// Runs `work` for one connection while the user's other connections wait. If it takes long, pauses the user afterwards.
+    /// Runs `work` for one connection while the user's other connections wait. If it takes more than [`LONG`] of processor time,
+    /// pauses the user afterwards.
     pub(crate) async fn run_alone<T>(&self, work: impl Future<Output = T>) -> T {
         let _turn = self.recovering.lock().await;
         let (mut work, mut took) = (pin!(work), Duration::ZERO);

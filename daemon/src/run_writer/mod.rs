@@ -46,7 +46,7 @@ use write_queue::{BYTES, QueuedRun, WriteQueue};
 const MAX_REQUESTS: usize = 64;
 /// Maximum number of new processes that wait to be searched in the store. Others are searched when they are first written.
 const MAX_NEW_PROCESSES: usize = 4096;
-/// First delay before a failing store is tried again; doubled up to [`LONGEST`], unless a resource is missing.
+/// First delay before a failing store is tried again; doubled up to [`LONGEST`], but not after errors that may be temporary.
 const RETRY: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(60);
 /// Maximum number of stored runs that a search reads, newest first.

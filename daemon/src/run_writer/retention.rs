@@ -220,7 +220,7 @@ impl Sweeper {
         if !self.is_too_large {
             self.target_bytes = None;
         }
-        // The store is small enough, so the other runs of the plan may stay.
+        // The store is small enough, or no other run may be deleted, so the plan is done.
         self.plan = Plan::default();
         if room.free_bytes > (room.file_bytes / SLACK).max(LEAST_SLACK) {
             store.shrink(PAGES)?;
