@@ -49,7 +49,8 @@ struct State {
     groups: Groups,
     /// Reports about processes that have not ended, newest first.
     notes: VecDeque<Note>,
-    /// Control group named by the preceding line of the log. Older kernels write that line without a pid.
+    /// Control group named by an earlier line of the log, until the line of the kill is read. Older kernels write the former line
+    /// without a pid.
     group: Option<String>,
     /// Number of kills in each control group of a process, as counted when the process began.
     kills: BTreeMap<ProcessKey, Vec<GroupKills>>,

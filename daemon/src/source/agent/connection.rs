@@ -83,7 +83,7 @@ async fn inherit(
 struct Connection {
     agents: Arc<Agents>,
     peer: Peer,
-    /// The agent's shared memory; `None` while and after the daemon reads unsent records from it.
+    /// The agent's shared memory; `None` while the daemon reads names from it, and from the begin of reading unsent records on.
     memory: Option<Memory>,
     /// Checks the agent's packets.
     checker: PacketChecker,

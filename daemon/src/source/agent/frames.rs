@@ -136,7 +136,7 @@ impl PacketChecker {
         Ok((out.unwrap_or(packet), counts))
     }
 
-    /// Checks a record whose time may be at most `latest_ns`. Returns whether the ledger accepts it.
+    /// Checks a record whose time may be at most `latest_ns`. Returns whether the record is passed on to the ledger.
     fn take(
         &mut self,
         slot: &Slot,

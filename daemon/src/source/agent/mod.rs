@@ -254,7 +254,8 @@ impl Agents {
         }
     }
 
-    /// Serves a new connection, or queues it if all slots of its user are taken.
+    /// Serves a new connection, or queues it if all slots of its user are taken. Refuses it if no slot at all is free, or if there
+    /// is no room in the queue.
     fn arrived(self: &Arc<Self>, stream: UnixStream, waiting: &mut WaitingPeers) {
         // A peer without credentials gets uid -1, which no user has.
         let uid = stream.peer_cred().map_or(u32::MAX, |peer| peer.uid());

@@ -31,7 +31,8 @@ impl Groups {
         Groups { root: root.to_owned(), proc: proc.to_owned() }
     }
 
-    /// Reads the kills of a process's control group and of the groups above it, innermost first. `None` if there are none.
+    /// Reads the numbers of kills in a process's control group and in the groups above it, innermost first. `None` if there are
+    /// none.
     pub(crate) fn count(&self, pid: u32) -> Option<Vec<GroupKills>> {
         let (root, path) = self.of_process(&read(&self.proc.join(pid.to_string()).join("cgroup"))?)?;
         let mut groups = Vec::new();

@@ -17,8 +17,8 @@ pub(crate) enum LogEvent {
     Xid { pid: Option<u32>, xid: u64 },
 }
 
-/// Returns the message in a record of /dev/kmsg (`priority,number,time,flags;text`) or in a line of a file. Returns `None` if
-/// the kernel did not write it, because privileged programs may write there too.
+/// Returns the message in a record of /dev/kmsg (`priority,number,time,flags;text`) or in a line of a file. Returns `None` for a
+/// record of /dev/kmsg that the kernel did not write, because privileged programs may write there too.
 pub(crate) fn message(record: &str) -> Option<&str> {
     let line = record.lines().next().unwrap_or_default();
     let Some((head, text)) = line.split_once(';') else { return Some(line) };
