@@ -13,7 +13,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 const MAX_BYTES: usize = 8 << 20;
-/// Pause after making an answer, as a multiple of the time that making it took. So answers take at most 4 % of the time.
+/// Pause after making an answer, as a multiple of the time that making it took. So answers take at most 4 % of the time, unless
+/// [`LONGEST_PAUSE`] limits the pause.
 const PAUSE_FACTOR: u32 = 25;
 /// Limit of the pause after making an answer, so that pages are updated on slow machines too.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
