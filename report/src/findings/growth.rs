@@ -19,9 +19,9 @@ use gpumem_model::units::plural;
 use gpumem_wire::Role;
 use std::collections::BTreeMap;
 
-/// Maximum number of names (tags or categories) in a finding.
+/// Maximum number of tags that a finding names.
 const NAMED: usize = 3;
-/// Minimum share of the growth that a tag or category must have to be named in the finding.
+/// Minimum share of the growth that a tag must have to be named in the finding.
 const NAMED_SHARE: f64 = 0.1;
 /// Minimum share of the growth that the named tags must have together. Otherwise their common path is named.
 const COMMON_SHARE: f64 = 0.6;
@@ -59,7 +59,7 @@ pub(super) struct Growth {
     pub confidence: f64,
     /// Time for which the memory grew, until now (ns); `None` if the growth may have ended.
     lasted_ns: Option<u64>,
-    /// Tags that grow, and the bytes by which they grew; the largest first.
+    /// Tags that grow most, the largest first, or one path that contains many growing tags; each with the bytes by which it grew.
     names: Vec<(String, i64)>,
     /// The data structure (category) that grows most.
     structure: Option<String>,
@@ -318,8 +318,8 @@ fn largest(mut names: Vec<(String, i64)>, bytes: i64) -> Vec<(String, i64)> {
 }
 
 impl Growth {
-    /// Returns the number of seconds until the free bytes of the device are used up at this rate. `None` if the growth is
-    /// uncertain or may have ended, or if the device would not be full within [`LONGEST_FORECAST_S`].
+    /// Returns the number of seconds until the free bytes of the device are used up at this rate. `None` if the growth is uncertain
+    /// or may have ended, if the free bytes are unknown, or if the device would not be full within [`LONGEST_FORECAST_S`].
     fn full_in_s(&self, device: &Device) -> Option<u64> {
         let free = device.reading?.free_bytes as f64;
         let seconds = self.lasted_ns.filter(|_| self.confidence >= CERTAIN)? as f64 / 1e9;
@@ -371,7 +371,7 @@ impl Growth {
 }
 
 /// Returns the finding on growth in a run that did not run out of memory. For a live process, it has the time until the device is
-/// full.
+/// full, if that can be forecast.
 pub(super) fn finding(report: &Report<'_>, device: &Device) -> Option<Finding> {
     let growth = growth(report, device, None)?;
     let full_in_s = (report.run.state == State::Open).then(|| growth.full_in_s(device)).flatten();

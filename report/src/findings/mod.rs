@@ -1,8 +1,8 @@
 //! Conclusions about a run: why memory ran out, which memory grows, which is unused, or that nothing is wrong.
 //!
-//! A finding explains a number of bytes. The direct cause of an out-of-memory error comes first. The others are sorted by the
-//! bytes that they explain. A finding below [`LEAST_SHARE`] of the process's memory is omitted if there is a larger one. Every
-//! form of output shows the same list.
+//! A finding explains a number of bytes. Findings are sorted by severity, so the causes of an error that ended the process come
+//! first. Findings of one severity are sorted by the bytes that they explain. After the first finding, those below [`LEAST_SHARE`]
+//! of the process's memory are omitted. Missing records come last. Every form of output shows the same list.
 
 mod growth;
 mod out_of_memory;
@@ -17,7 +17,7 @@ use gpumem_model::units::{plural, signed, thousands};
 use serde::Serialize;
 use std::cmp::Reverse;
 
-/// A finding that explains less than this share of the process's memory is omitted if there is a larger one.
+/// A finding that explains less than this share of the process's memory is omitted, unless it is the first one.
 const LEAST_SHARE: f64 = 0.02;
 /// Minimum unused memory of pools for a finding, as a share of the process's memory.
 const UNUSED_SHARE: f64 = 0.25;
@@ -42,7 +42,8 @@ pub enum Kind {
     NoBackward,
     /// Memory of other processes.
     OtherProcesses,
-    /// Unused memory of the framework's pool in pieces that are too small for a request.
+    /// Unused memory of the framework's pool in pieces that the request cannot use, because they are too small or of another
+    /// stream.
     Fragmentation,
     /// The memory that the program needs at one time is larger than the device.
     TooLarge,
@@ -58,9 +59,10 @@ pub enum Kind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Severity {
-    /// The cause ended the program.
+    /// The finding is a cause of the out-of-memory error that ended the program.
     Critical,
-    /// The program will run out of memory because of the finding, or it wastes much memory.
+    /// The program may run out of memory because of the finding, or wastes much memory. Also: cause of a survived or suspected
+    /// error.
     Warning,
     /// Information only.
     Note,
@@ -87,14 +89,14 @@ pub struct Finding {
     /// NVML index of the device; `None` if the finding is about the whole run.
     pub device: Option<u16>,
     pub bytes: i64,
-    /// `bytes` divided by the used bytes of the process, 0 to 1; for [`Kind::OtherProcesses`], `bytes` divided by the size of the
-    /// device.
+    /// `bytes` divided by the used bytes of the process; for [`Kind::OtherProcesses`], `bytes` divided by the size of the device.
     pub share: f64,
     /// Confidence of the statistical test, 0 to 1; `None` if no test was needed.
     pub confidence: Option<f64>,
     /// For growth of a live process: seconds until the free bytes of the device are used up at this rate.
     pub full_in_s: Option<u64>,
-    /// Bytes that would have been free after the failed request without `bytes`; `None` if the finding is not about a request.
+    /// Bytes that would have been free after the failed request without `bytes`; `None` if the finding is not about a request, if
+    /// the size of the request is unknown, or if it would not have fitted.
     pub spare_bytes: Option<i64>,
     pub what: String,
     /// Tags or categories with the most of `bytes`, and their bytes; the largest first.
@@ -195,7 +197,7 @@ pub enum Outcome {
     OutOfMemory,
     /// The process ended, and memory may have run out.
     Suspected,
-    /// Memory ran out and the process continued.
+    /// Memory ran out, and the process continued, or its fate is not known yet.
     Survived,
     /// The process ended for another reason.
     Ended,
@@ -208,12 +210,12 @@ pub enum Outcome {
 #[allow(missing_docs)]
 pub struct Findings {
     pub outcome: Outcome,
-    /// Findings, the most important first; empty if nothing is wrong.
+    /// Findings, the most important first; empty if nothing was found.
     pub findings: Vec<Finding>,
 }
 
 /// Returns the out-of-memory record that decides the outcome, with its device: the last fatal one, else the last suspected one,
-/// else the last one that the program survived.
+/// else the last one that the program survived, or whose outcome is not known yet.
 pub(crate) fn decisive<'r>(report: &Report<'r>) -> Option<(&'r Device, &'r Oom, Outcome)> {
     let rank = |oom: &Oom| match oom.fate {
         Fate::Fatal { .. } if oom.is_out_of_memory() => Some(Outcome::OutOfMemory),
@@ -254,7 +256,7 @@ impl Findings {
     }
 }
 
-/// Sorts findings by severity and bytes, and removes small ones beside a larger one.
+/// Sorts findings by severity and bytes, and removes those below [`LEAST_SHARE`], except the first one.
 fn rank(findings: &mut Vec<Finding>) {
     findings.sort_by_key(|finding| (finding.severity, Reverse(finding.bytes)));
     let mut is_first = true;

@@ -57,8 +57,8 @@ pub(super) fn causes(report: &Report<'_>, device: &Device, oom: &Oom) -> Vec<Fin
     let is_kept = !causes.is_empty();
     causes.extend(request.other_processes());
     causes.extend(request.fragmentation(report));
-    // Memory that the program needs is a cause only if no other cause explains more bytes, and if the request would not have fitted
-    // before another process grew.
+    // Memory that the program needs is a cause only if three conditions hold. No memory grew or was kept by missing backward
+    // passes. No other cause explains more bytes. The request would not have fitted before another process grew.
     if !is_kept && !request.fits_without_growth_of_others() {
         let most = causes.iter().map(|cause| cause.bytes).max().unwrap_or(0);
         causes.extend(request.largest(report).filter(|largest| largest.bytes > most));
@@ -110,8 +110,8 @@ impl<'r> Request<'r> {
         bytes > 0 && self.free.saturating_add(bytes) >= self.need
     }
 
-    /// Returns how many bytes would have been free after the request with `bytes` more free bytes; `None` if the size of the
-    /// request is unknown.
+    /// Returns how many bytes would have been free after the request with `bytes` more free bytes; `None` if it would not have
+    /// fitted, or if its size is unknown.
     fn spare(&self, bytes: i64) -> Option<i64> {
         let left = self.free.saturating_add(bytes).saturating_sub(self.need);
         (!self.oom.is_suspected() && left >= 0).then_some(left)

@@ -15,7 +15,7 @@ pub fn lines(report: &Report<'_>) -> Vec<String> {
 }
 
 /// Returns one line for each finding. Without findings, the line is `no problem found` with the largest part of the memory, if
-/// gpumemd itself observed the run without losses and memory did not run out.
+/// gpumemd itself observed the run without losses, memory did not run out, and the process runs or ended with status 0.
 pub(crate) fn list(report: &Report<'_>, conclusions: &Findings) -> Vec<String> {
     // Missing records are left out here, because separate lines of the report list them.
     let findings = conclusions.findings.iter().filter(|finding| finding.kind != Kind::Losses);
