@@ -19,7 +19,8 @@ const NAMED: usize = 3;
 const LEAST_CHANGE: i64 = 1 << 20;
 /// Divisor: memory taken by others since NVML's reading is stated if it is at least the device's size divided by this.
 const TAKEN_SHARE: i64 = 50;
-/// Divisor: the size of the pool's request to the driver is stated if it exceeds the program's request by this share.
+/// Divisor: the size of the pool's request to the driver is stated if it exceeds the program's request by more than that request
+/// divided by this.
 const SEGMENT_SHARE: i64 = 20;
 
 /// Returns the lines of the first screen. `job` has the runs of the job's other processes.

@@ -36,7 +36,7 @@ pub struct StoredRun {
 struct ProcessEnd<'r> {
     seen: &'r StoredRun,
     device: &'r Device,
-    /// Wall-clock time in ns since 1970.
+    /// Wall-clock time of the last OOM in the window, or else of the end, in ns since 1970.
     time_ns: i64,
     entries: Vec<Entry<'r>>,
 }

@@ -44,7 +44,7 @@ pub struct OomOptions<'a> {
     pub job: &'a [Run],
 }
 
-/// An out-of-memory record with its device, and its number among the records of its kind.
+/// An out-of-memory record with its device, and its number: pressure records are numbered separately from all others.
 #[derive(Debug, Clone, Copy)]
 struct Entry<'r> {
     device: &'r Device,
@@ -76,14 +76,15 @@ fn entries<'r>(run: &'r Run) -> Vec<Entry<'r>> {
     entries
 }
 
-/// Returns the text form: the causes of the last OOM that ended the process or may have, or each such OOM in full.
+/// Returns the text form: the causes of the OOM that decides the outcome (see `findings::decisive`), or with `verbose` or `all`
+/// each OOM in full.
 pub fn text(report: &Report<'_>, form: OomOptions<'_>) -> String {
     let lines = if form.verbose || form.all { long(report, form) } else { answer::lines(report, form.job) };
     printed(&lines).map(|line| line + "\n").collect()
 }
 
-/// Returns the long form. OOMs that ended the process, or may have, are shown in full. Survived ones are counted, and the latest
-/// is shown if there is no other.
+/// Returns the long form. OOMs that ended the process, or may have, are shown in full. Survived ones are shown in full too, if
+/// there are at most [`MOST`] OOMs or `all` is set. Otherwise they are counted, and the latest is shown if there is no other.
 fn long(report: &Report<'_>, form: OomOptions<'_>) -> Vec<String> {
     let run = report.run;
     let times = Times::of(run);
@@ -161,7 +162,8 @@ pub(super) fn lines_by_record<'r>(report: &Report<'r>, device: &Device) -> Vec<(
     of_device.map(lines).collect()
 }
 
-/// Returns the process's memory by name at the OOM, the largest first; empty for a suspected OOM.
+/// Returns the process's memory by name at the OOM: categories, the largest first, then other kinds of memory. Empty for a
+/// suspected OOM.
 pub(super) fn memory_by_name(report: &Report<'_>, oom: &Oom) -> Vec<(String, i64)> {
     if oom.is_suspected() { Vec::new() } else { composition(report, oom).parts }
 }

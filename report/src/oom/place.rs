@@ -58,7 +58,7 @@ fn is_own(file: &str) -> bool {
     !is_standard(file) && !file.contains("-packages/")
 }
 
-/// Returns whether a file belongs to Python's standard library, or has no name of its own.
+/// Returns whether a file belongs to Python's standard library, or is not a file, such as `<string>`.
 fn is_standard(file: &str) -> bool {
     let is_version =
         |rest: &str| rest.split('/').next().is_some_and(|version| !version.is_empty() && rest.contains('/'));
