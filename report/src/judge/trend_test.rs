@@ -2,8 +2,8 @@
 //!
 //! 1. **Warm-up** is dropped: the first tenth of the points, and at least two points.
 //! 2. **Finished changes do not count.** The points are split in two where two lines fit them much better than one, and only the
-//!    later part is judged. So a ramp that has ended, or a single allocation, is not growth. The later part is split again while
-//!    that improves the fit.
+//!    later part is judged, if it has enough points. So a ramp that has ended, or a single allocation, is not growth. The later
+//!    part is split again while that improves the fit.
 //! 3. **Rate**: the median of the slopes between all pairs of points (Theil-Sen), which is robust against outliers. Its 95 %
 //!    bounds are computed from the ranks of the slopes (Sen).
 //! 4. **Trend**: the Mann-Kendall test counts how many more pairs rise than fall. Correlated points are weaker evidence, so the
@@ -33,13 +33,13 @@ const BOUNDS: f64 = 1.96;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// The amount changes by less than the minimum that counts as growth.
+    /// The amount has no significant trend, or its change is below the minimum that counts as growth.
     Flat,
     /// The amount grows, and has not stopped growing.
     Growing,
     /// The amount shrinks, and has not stopped shrinking.
     Shrinking,
-    /// The amount changed once, by a sudden step, and has been flat since.
+    /// The amount changed by a sudden step and has been flat since. If there are too few points since the step: it was flat before.
     OneJump,
     /// There are too few points for a verdict.
     #[default]
@@ -178,7 +178,8 @@ fn judge_part(points: &[(f64, f64)], material: f64, alpha: f64) -> Judgement {
     }
 }
 
-/// Returns the index at which to split the points because two lines fit much better than one; `None` if one line fits.
+/// Returns the index at which to split the points because two lines fit much better than one; `None` if one line fits, or if there
+/// are too few points.
 fn cut(points: &[(f64, f64)]) -> Option<usize> {
     if points.len() < LEAST_POINTS + LEAST_PART {
         return None;

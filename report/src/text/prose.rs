@@ -119,7 +119,7 @@ pub(super) fn verdict(report: &Report<'_>) -> Vec<String> {
     if report.window.is_some() { Vec::new() } else { findings::text::lines(report) }
 }
 
-/// Returns the reasons why the sums are too low, one for each line at the top of the report.
+/// Returns the reasons why the sums or the peak are not exact, one for each line at the top of the report.
 pub(super) fn warnings(run: &Run) -> Vec<String> {
     let coverage = &run.coverage;
     let mut lines = Vec::new();

@@ -31,7 +31,8 @@ const LINES_AFTER_NOTES: usize = 2;
 /// Number of lines on the screen that are not rows of the table.
 const OTHER_LINES: usize = 13;
 
-/// Returns the moment that the table shows (the one with the most used bytes), and its name.
+/// Returns the moment that the table shows, and its name. Without a window it is the moment that [`failure`] returns, if any, else
+/// the peak of tracked memory or the last moment, whichever has more used bytes.
 fn moment<'d>(report: &Report<'_>, device: &'d Device) -> (Cow<'d, Moment>, &'static str) {
     let last = if report.run.state == State::Open { "now" } else { "at the end" };
     let kind = report.window.map(|window| window.part);
