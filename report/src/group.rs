@@ -1,5 +1,5 @@
-//! A table of several processes, or of one process on several devices, with their sums. Its printed amounts add up in each
-//! column, and in each row as used = predates + tracked + gap.
+//! A table of several processes, or of one process on several devices, with their sums. Its printed amounts add up in each column,
+//! and in each row whose amounts are all known as used = predates + tracked + gap.
 
 use super::table::Table;
 use crate::encode::{csv_field, csv_number};
@@ -12,7 +12,8 @@ use gpumem_model::units::Unit;
 use serde::Serialize;
 use std::fmt::Write;
 
-/// Amounts of one row: a process on a device, or a sum of such rows. In each row used = predates + tracked + gap.
+/// Amounts of one row: a process on a device, or a sum of such rows. In each row whose amounts are all known, used = predates +
+/// tracked + gap.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct ProcessAmounts {
     /// Bytes that NVML charges.

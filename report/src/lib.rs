@@ -248,7 +248,8 @@ impl<'r> Report<'r> {
         Times::within(self.run, self.window.map(|window| [window.from_ns, window.to_ns]))
     }
 
-    /// Makes a report. Without `by`, groups by layer if any cell has a layer, else by structure if any has one, else by tag.
+    /// Makes a report. Without `by`, groups by layer if the rules give any cell a layer, else by tag if cells have only tags, else
+    /// by structure.
     pub fn new(run: &'r Run, groupings: Groupings, by: Option<GroupBy>) -> Self {
         let by_rules = |rules: &Rules| -> Vec<Option<String>> {
             run.cells.iter().map(|cell| rules.category(cell).map(str::to_owned)).collect()

@@ -79,7 +79,8 @@ fn list(device: &Device, times: Times, title: &str, lines: &mut Vec<String>) {
     lines.extend(table.lines());
 }
 
-/// Merges consecutive steps with the same cause and place. The result has the first one's time; its cause states how many.
+/// Merges consecutive steps with the same cause and place. The result has the first one's time; its cause states how many steps
+/// were merged.
 pub(super) fn grouped(steps: &[UntrackableChange]) -> Vec<UntrackableChange> {
     let grouped = |steps: &[UntrackableChange]| {
         let mut group = steps[0].clone();

@@ -106,7 +106,7 @@ fn zero_moment(run: &Run) -> Moment {
     }
 }
 
-/// Returns the sum of two moments of one process. A value that is unknown in either moment is unknown in the sum.
+/// Returns the sum of two moments. A value that is unknown in either moment is unknown in the sum.
 pub(crate) fn sum_of_moments(a: Moment, b: Moment) -> Moment {
     let sum = |a: Option<i64>, b: Option<i64>| Some(a?.saturating_add(b?));
     let uncovered = a.uncovered_used_bytes.zip(b.uncovered_used_bytes);
@@ -157,9 +157,9 @@ fn pairs(a: &[Device], b: &[Device]) -> Vec<([Option<usize>; 2], Pairing)> {
     of_a.chain(unpaired.map(|index| ([None, Some(index)], Pairing::Alone))).collect()
 }
 
-/// Combines several processes into one run: the ranks of a job, or the processes of a launcher. Each device of a process becomes
-/// a device of the combined run, named after the process's rank, so that ranks can be compared and summed. `title` describes the
-/// processes, such as `8 processes of job bert`. Each process is counted at its own peak.
+/// Combines several processes into one run: the ranks of a job, or the processes of a launcher. Each device of a process becomes a
+/// device of the combined run, named after the process's rank, so that ranks can be compared and summed. `title` describes the
+/// processes, such as `8 processes of job bert`. Each process is counted at its own time (its peak or its last moment).
 pub fn sum_of_ranks(title: &str, mut runs: Vec<Run>) -> Run {
     runs.sort_by_key(|run| (rank(run).is_none(), rank(run), run.process.start_ticks, run.process.pid));
     let command = runs.iter().find_map(|run| run.process.facts.get("command").cloned());

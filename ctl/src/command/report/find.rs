@@ -149,7 +149,7 @@ pub(crate) fn around(around: TimeWindow, args: &Args) -> Result<Vec<RunReply>> {
     Ok(found)
 }
 
-/// Finds the run with most memory in a file, or the run of the requested pid.
+/// Finds the run with most memory in a file, or of the requested pid. A run of a process with an agent comes before one without.
 fn from_file(name: &str, args: &Args) -> Result<Found> {
     let path = Path::new(name);
     let runs = read_file(path, args.format)?;
