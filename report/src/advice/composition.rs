@@ -1,6 +1,6 @@
 //! Changes for memory that the program needs: by role and module at the failed request, or else at the peak.
 
-use super::{Item, Kind, Memory, is_material, mib, place_of};
+use super::item::{Item, Kind, Memory, is_material, mib, place_of};
 use crate::names;
 use crate::{Report, held, most_used, sums};
 use gpumem_model::cell::without_sum;

@@ -1,6 +1,7 @@
 //! The changes that a finding asks for.
 
-use super::{Item, Kind, Memory, composition, mib, place_of, settings};
+use super::item::{Item, Kind, Memory, mib, place_of};
+use super::{composition, settings};
 use crate::findings::{self, Finding};
 use crate::oom::{holder_name, holders_of};
 use gpumem_model::gap::Cause;

@@ -1,7 +1,7 @@
 //! Memory outside of PyTorch's allocator: of libraries, of modules, and of child processes that hold a CUDA context and no memory
 //! of their own, such as workers of a DataLoader.
 
-use super::{Item, Kind, Memory, is_material, mib};
+use super::item::{Item, Kind, Memory, is_material, mib};
 use crate::names::library;
 use crate::{Report, held, most_used};
 use gpumem_model::names::Named;

@@ -1,6 +1,6 @@
 //! Settings of PyTorch's allocator and other environment variables: which are in force, and what a replay found.
 
-use super::{Basis, Item, Kind, Memory};
+use super::item::{Basis, Item, Kind, Memory};
 use gpumem_model::run::{Device, Run};
 
 /// Minimum saving by a setting, as a share of the reserved bytes.

@@ -1,6 +1,6 @@
 //! Advice as text of at most 15 lines, and as JSON of less than 4 kB.
 
-use super::{Advice, Basis, Item, mib};
+use super::item::{Advice, Basis, Item, mib};
 use crate::Report;
 use crate::findings::text::{list, outcome};
 use crate::findings::{Findings, Kind, Outcome};

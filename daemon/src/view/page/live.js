@@ -83,7 +83,7 @@ function follow(path, every, { show, tick, onProblem }) {
       fail(error.name === "TimeoutError" ? "gpumemd does not answer in time" : error instanceof TypeError || error.name === "AbortError" ? "gpumemd does not answer" : String(error), "silent");
     }
     plan(Math.max(100, wait - (performance.now() - began)));
-    // Outside of `try`, because an error in drawing is no failed request.
+    // Outside of `try`, because an error in drawing is not a failed request.
     if (fresh !== null) show(fresh);
   }
   document.addEventListener("visibilitychange", () => plan(0));

@@ -17,6 +17,7 @@
 mod amounts;
 mod devices;
 mod families;
+mod identities;
 mod names;
 mod own;
 mod processes;
@@ -30,7 +31,7 @@ use crate::view::Health;
 use crate::view::{ViewContext, ViewSettings};
 pub use devices::MAX_SERIES_PER_DEVICE;
 use families::Families;
-pub use processes::Identities;
+pub use identities::Identities;
 use processes::ProcessSeries;
 use std::time::Instant;
 

@@ -7,20 +7,20 @@
 use super::amounts::{self, Amounts};
 use super::devices;
 use super::families::{Families, Labels, families};
+use super::identities::Identities;
 use super::names::{EXTRA_CATEGORIES, EXTRA_TAGS, Names, REST};
 use crate::aggregator::Published;
 use crate::clock::{process_age, since_boot};
 use crate::config::Tenants;
-use crate::os::lock;
 use crate::run_writer::LiveFindings;
 use crate::stats::Family;
 use crate::view::rows::{ConsistentSample, flags};
 use crate::view::{Health, ViewSettings};
 use gpumem_ledger::{AccountView, ClosedSample, Facts, ProcessKey, ProcessView};
 use gpumem_model::owner::{CLAIMED, Owner, OwnerField};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::OnceLock;
 
 const PROCESS: &[&str] = &["pid", "start"];
 const IDENTITY: &[&str] = &[
@@ -96,35 +96,6 @@ pub(super) struct Folded {
     pub young: u64,
     /// The limit of series was reached.
     pub room: u64,
-}
-
-/// Labels with the identity of each process in the last scrape, with the facts from which they were made. Facts seldom change, and
-/// these labels take as long as the other series of a process.
-#[derive(Debug, Default)]
-pub struct Identities(Mutex<HashMap<ProcessKey, (Arc<Facts>, Labels)>>);
-
-impl Identities {
-    /// Drops those of other processes than `live`, which is sorted by start and pid.
-    fn keep(&self, live: &[&ProcessView]) {
-        let order = |key: &ProcessKey| (key.start_ticks, key.pid);
-        let mut known = lock(&self.0);
-        if known.len() > live.len() {
-            known.retain(|key, _| {
-                live.binary_search_by_key(&order(key), |process| order(&process.key)).is_ok()
-            });
-        }
-    }
-
-    /// Writes the identity of a process; `own` has its first labels.
-    fn write(&self, process: &ProcessView, own: &Labels, out: &mut Families) {
-        let mut known = lock(&self.0);
-        let make = || (Arc::clone(&process.facts), identity_labels(&process.facts, own));
-        let (facts, labels) = known.entry(process.key).or_insert_with(make);
-        if !Arc::ptr_eq(facts, &process.facts) {
-            (*facts, *labels) = make();
-        }
-        out.add(&INFO, labels, 1_u64);
-    }
 }
 
 /// Index of a device in the snapshot, and a process's account and values on that device.
@@ -241,7 +212,11 @@ impl<'a> ProcessSeries<'a> {
         };
         let own = process_labels(Labels::new(), &pid, &start);
         match is_named {
-            true => self.identities.write(process, &own, out),
+            true => self.identities.write(
+                process,
+                |facts| identity_labels(facts, &own),
+                |labels| out.add(&INFO, labels, 1_u64),
+            ),
             false => out.add(&INFO, &own, 1_u64),
         }
         if process.coverage.covered && is_named {
@@ -328,38 +303,4 @@ fn identity_labels(facts: &Facts, own: &Labels) -> Labels {
         labels = labels.with(CLAIMED, &claimed.join(" "));
     }
     labels
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use gpumem_ledger::{Ledger, Origin};
-    use gpumem_wire::{Body, Reading, Record, Stamp};
-
-    fn facts(ledger: &mut Ledger, pid: u32, facts: &str) {
-        let body = Body::ProcessFacts { start_ticks: 7, uid: Reading::of(1000), parent_pid: 1, facts };
-        ledger.observe(Origin::Host, &Record { stamp: Stamp { thread: pid, ..Stamp::default() }, body });
-    }
-
-    #[test]
-    fn identity_follows_changed_facts_and_goes_with_its_process() {
-        let (mut ledger, identities) = (Ledger::new(), Identities::default());
-        let written = |ledger: &Ledger, identities: &Identities| {
-            let (snapshot, mut out) = (ledger.snapshot(), Families::new(9));
-            let live: Vec<&ProcessView> = snapshot.running().collect();
-            identities.keep(&live);
-            live.iter().for_each(|process| identities.write(process, &Labels::new(), &mut out));
-            out.text()
-        };
-        facts(&mut ledger, 1, "comm=python");
-        facts(&mut ledger, 2, "comm=other");
-        let first = written(&ledger, &identities);
-        assert_eq!(written(&ledger, &identities), first);
-        facts(&mut ledger, 1, "slurm_job=42");
-        let changed = written(&ledger, &identities);
-        assert!(changed.contains("slurm_job=\"42\"") && !first.contains("slurm_job"), "{changed}");
-        ledger.remove_process(ProcessKey { pid: 2, start_ticks: 7 });
-        assert!(!written(&ledger, &identities).contains("other"));
-        assert_eq!(lock(&identities.0).len(), 1);
-    }
 }

@@ -1,0 +1,157 @@
+//! An item of advice, and the advice on a run.
+
+use crate::findings::Outcome;
+use gpumem_model::run::{Device, Oom};
+use gpumem_model::units::thousands;
+use serde::Serialize;
+
+/// Minimum saving for advice that no finding asks for, as a share of the process's memory.
+const MATERIAL_SHARE: f64 = 0.05;
+/// Minimum saving in bytes for such advice.
+const MATERIAL_BYTES: i64 = 32 << 20;
+
+/// Kind of a change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+#[allow(missing_docs)]
+pub enum Kind {
+    AllocatorSetting,
+    RetainedTensors,
+    /// Forward passes without a backward pass keep activations.
+    EvaluationGradients,
+    OptimizerTemporaries,
+    OptimizerState,
+    /// One layer's output is the largest part of the activations, such as logits.
+    LargeOutput,
+    Checkpointing,
+    BatchSize,
+    ParameterPrecision,
+    /// Scratch memory of cuBLAS.
+    Workspace,
+    /// Buffers of NCCL.
+    Communication,
+    GraphPools,
+    Streams,
+    EagerModules,
+    /// A child process has a CUDA context and no memory.
+    IdleContext,
+    PinnedMemory,
+    OtherProcess,
+    PoolLimit,
+    LargeRequest,
+    /// The parts of the memory are unknown without an agent.
+    Coverage,
+}
+
+/// How a saving is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Basis {
+    /// The recorded requests were replayed with the change.
+    Replayed,
+    /// Computed from the run by a formula, which is stated.
+    Estimated,
+    /// The size is unknown.
+    Unverified,
+}
+
+/// Memory that a change concerns. Savings in the same memory overlap.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+#[allow(missing_docs)]
+pub enum Memory {
+    Activations,
+    OptimizerState,
+    Parameters,
+    /// Memory that the allocator caches.
+    Cached,
+    Libraries,
+    Untrackable,
+    /// Page-locked memory of the host.
+    Host,
+    /// Memory of another process.
+    Others,
+}
+
+/// A recommended change.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[allow(missing_docs)]
+pub struct Item {
+    pub kind: Kind,
+    /// NVML index of the device.
+    pub device: Option<u16>,
+    /// The change as a sentence. `{0}` stands for the first of `untrusted_names`.
+    pub change: String,
+    /// Names that the program or another process chose, shortened. They are data, not instructions.
+    pub untrusted_names: Vec<String>,
+    /// Least and most bytes saved; `None` if unknown.
+    pub saves_bytes: Option<[i64; 2]>,
+    pub basis: Basis,
+    /// For an estimate, the formula with its inputs; else the source of the figure.
+    pub formula: String,
+    pub memory: Memory,
+}
+
+impl Item {
+    pub(super) fn new(kind: Kind, memory: Memory, device: &Device, change: impl Into<String>) -> Self {
+        Item {
+            kind,
+            device: Some(device.ordinal),
+            change: change.into(),
+            untrusted_names: Vec::new(),
+            saves_bytes: None,
+            basis: Basis::Unverified,
+            formula: String::new(),
+            memory,
+        }
+    }
+
+    /// Sets a name that the program chose.
+    pub(super) fn named(mut self, name: impl Into<String>) -> Self {
+        self.untrusted_names.push(name.into());
+        self
+    }
+
+    pub(super) fn estimated(mut self, saves_bytes: [i64; 2], formula: impl Into<String>) -> Self {
+        (self.saves_bytes, self.basis, self.formula) = (Some(saves_bytes), Basis::Estimated, formula.into());
+        self
+    }
+
+    /// Returns the most bytes that the change may save.
+    pub(super) fn most(&self) -> i64 {
+        self.saves_bytes.map_or(0, |[_, most]| most)
+    }
+}
+
+/// All advice on a run.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[allow(missing_docs)]
+pub struct Advice {
+    pub outcome: Outcome,
+    /// Whether memory ran out, or nearly did.
+    pub is_short: bool,
+    /// Changes, the most useful first; empty if there is nothing to change.
+    pub items: Vec<Item>,
+    /// Numbers of the items, from 1, that save different memory of the same device, and their savings together.
+    pub together: Option<(Vec<usize>, i64)>,
+    /// Settings that were replayed and save nothing.
+    pub useless: Vec<String>,
+    /// Why the requests were not replayed, if that was tried.
+    pub not_replayed: Option<String>,
+}
+
+/// Returns whether a saving matters without a finding. `used` is the number of bytes that the process used.
+pub(super) fn is_material(bytes: i64, used: i64) -> bool {
+    bytes >= MATERIAL_BYTES && bytes as f64 >= used as f64 * MATERIAL_SHARE
+}
+
+/// Returns the place of a failed request without its step.
+pub(super) fn place_of(oom: &Oom) -> String {
+    let place = crate::oom::place(oom);
+    place.split(", step ").next().unwrap_or_default().to_owned()
+}
+
+/// Formats bytes in whole MiB.
+pub(super) fn mib(bytes: i64) -> String {
+    format!("{} MiB", thousands(bytes.max(0) as u64 >> 20))
+}
