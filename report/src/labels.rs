@@ -121,14 +121,14 @@ fn titled(device: &Device, model: &str) -> String {
         return escape(&device.name);
     }
     if device.name.starts_with("unnamed-") {
-        return format!("GPU {}", device.name);
+        return format!("GPU {}", escape(&device.name));
     }
     // The beginning of the UUID, which nvidia-smi accepts as an identifier.
     let name = match device.name.get(..12) {
         Some(name) if !device.name.starts_with("ordinal-") => format!(" ({name})"),
         _ => String::new(),
     };
-    format!("GPU {}{model}{name}", device.ordinal)
+    escape(&format!("GPU {}{model}{name}", device.ordinal))
 }
 
 /// Returns the text for an exit status, in the encoding of waitpid.

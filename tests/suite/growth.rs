@@ -143,16 +143,16 @@ fn live_leak_is_shown_first_everywhere_until_its_process_ends() {
         let output = daemon.ctl(&machine, arguments).output().expect("gpumemctl runs");
         String::from_utf8_lossy(&output.stdout).into_owned()
     };
+    let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
     for arguments in [&[][..], &["top", "--once"], &["doctor", &pid], &["report", &pid]] {
-        let shown = printed(arguments).split_whitespace().collect::<Vec<_>>().join(" ");
+        let shown = words(&printed(arguments));
         assert!(shown.contains(leak), "{arguments:?}: {shown}");
         assert!(shown.contains("the GPU is full in"), "{arguments:?}: {shown}");
     }
     let overview = printed(&[]);
-    assert!(
-        overview.contains(" 87 % 412 W ") && printed(&["top", "--once"]).contains(" 87 % 412 W "),
-        "{overview}"
-    );
+    for shown in [&overview, &printed(&["top", "--once"])] {
+        assert!(words(shown).contains(" 87 % 412 W "), "{shown}");
+    }
     assert!(overview.contains(&format!("next: gpumemctl report {pid} ")), "{overview}");
     let metrics = get(http, "/metrics").expect("a scrape");
     let series = metrics.lines().find(|line| line.starts_with("gpumem_process_finding{")).expect(&metrics);

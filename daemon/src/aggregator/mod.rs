@@ -4,30 +4,32 @@
 pub(crate) mod batch;
 mod node_counters;
 mod process_table;
+mod published;
 pub(crate) mod recorder;
 mod writing;
 
 use crate::clock;
 use crate::limits::user_queue::QueueSlot;
-use crate::limits::user_share::CpuCharge;
 use crate::run_writer::{EarlierCounts, RunWriter};
 use crate::stats::{Count, Stats, Timing};
 use batch::{Batch, DeferredBatches, FRAMES, LONG, begins_agent};
-use gpumem_ledger::{Limits, Origin, PRELOADED, ProcessKey, ProcessView, RefusedRecords, Snapshot};
-use gpumem_model::run::{Run, Source};
+use gpumem_ledger::{Limits, Origin, PRELOADED, ProcessKey, RefusedRecords};
+use gpumem_model::run::Source;
 use gpumem_runs::builder::{RunBuilder, Sink};
 use gpumem_runs::requests::KeepLimits;
 use gpumem_wire::{Absence, Body, Record, Stamp, frame};
 use node_counters::NodeCounters;
 pub(crate) use node_counters::Totals;
 use process_table::{Due, ProcessTable};
+pub(crate) use published::Published;
+pub use published::{ProcessFilter, Query, SnapshotReader};
 use recorder::{Recorder, without_ends};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
-use tokio::sync::{oneshot, watch};
+use tokio::sync::watch;
 use writing::{KeptRequests, Roll, worth_keeping};
 
 /// Minimum interval between ticks (see `Aggregator::tick`). A batch causes a tick if this interval has passed, which costs little
@@ -51,64 +53,6 @@ const JUMP_NS: i128 = 500_000_000;
 /// Maximum number of batches applied before the task yields to other tasks.
 const BATCHES: usize = 32;
 const LAST_DEFERRED: Duration = Duration::from_millis(200);
-
-#[derive(Debug)]
-pub(crate) struct Published {
-    /// Time of publication (ns, CLOCK_MONOTONIC).
-    pub at_ns: u64,
-    /// The same time as an `Instant`, from which [`Published::now_ns`] measures the elapsed time.
-    pub made: Instant,
-    pub snapshot: Snapshot,
-    pub totals: Totals,
-    /// Estimated memory of the ledger's data about processes, in bytes.
-    pub remembered_bytes: usize,
-}
-
-impl Published {
-    /// Returns the current CLOCK_MONOTONIC time (ns). Views compute ages from it, so samples age even between snapshots.
-    pub(crate) fn now_ns(&self) -> u64 {
-        self.at_ns.saturating_add(u64::try_from(self.made.elapsed().as_nanos()).unwrap_or(u64::MAX))
-    }
-}
-
-/// Gives views the latest published snapshot of the ledger. Reading never blocks.
-#[derive(Debug, Clone)]
-pub struct SnapshotReader {
-    published: watch::Receiver<Arc<Published>>,
-    read_ns: Arc<AtomicU64>,
-    ticked_ns: Arc<AtomicU64>,
-}
-
-impl SnapshotReader {
-    /// Returns the latest published state. It is at most about 1.2 s old. If a view has read within 10 s and batches arrive, it is
-    /// about 0.1 s old.
-    pub(crate) fn read(&self) -> Arc<Published> {
-        self.read_ns.store(clock::now_ns(), Ordering::Relaxed);
-        self.published.borrow().clone()
-    }
-
-    /// Returns when a view last called [`SnapshotReader::read`] (ns, CLOCK_MONOTONIC).
-    pub(crate) fn read_ns(&self) -> u64 {
-        self.read_ns.load(Ordering::Relaxed)
-    }
-
-    /// Returns when the aggregator last called `Aggregator::tick` (ns, CLOCK_MONOTONIC), which it does several times a second.
-    pub(crate) fn ticked_ns(&self) -> u64 {
-        self.ticked_ns.load(Ordering::Relaxed)
-    }
-}
-
-/// Filter of a query: returns whether a process is wanted.
-pub type ProcessFilter = Box<dyn Fn(&ProcessView) -> bool + Send>;
-
-/// Requests that views send to the aggregator.
-pub enum Query {
-    /// Returns the current runs of processes that match the filter. The processor time is charged to the requesting user.
-    Runs(ProcessFilter, CpuCharge, oneshot::Sender<Vec<Run>>),
-    /// Adds a mark (a named time) to the runs of live processes that match the filter. Returns the time of the mark (ns,
-    /// CLOCK_MONOTONIC), and the pids of the processes.
-    Mark(String, ProcessFilter, oneshot::Sender<(u64, Vec<u32>)>),
-}
 
 /// Default limits of the data that peers can cause the ledger to keep. Together with the daemon's other memory they stay below
 /// `MemoryMax` of the systemd unit.
