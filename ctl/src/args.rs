@@ -221,7 +221,7 @@ pub(crate) struct Release {
 
 #[derive(Debug, Args)]
 pub(crate) struct Detach {
-    /// Log file
+    /// File to which the command's output is written
     #[arg(long)]
     pub log: PathBuf,
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
@@ -345,7 +345,7 @@ pub(crate) struct Oom {
     /// Show holders, composition and idle memory of the failure
     #[arg(long, conflicts_with_all = ["json", "at"])]
     pub verbose: bool,
-    /// Like --verbose, for every failure, also those that the program handled
+    /// Like --verbose, for every out-of-memory error, also those that the program handled
     #[arg(long, conflicts_with_all = ["json", "at"])]
     pub all: bool,
     /// List the processes that ended or ran out of memory around this time

@@ -26,7 +26,9 @@ pub(super) fn lines(
             }
             Some(Line::Endless) => {
                 feed.reject(number);
-                let text = format!("line {number} (byte {offset}) has no end: nothing after it was read");
+                let text = format!(
+                    "line {number} (byte {offset}) is longer than 256 MiB: nothing after it was read"
+                );
                 feed.caveat("endless_line", text);
                 break;
             }

@@ -210,7 +210,7 @@ impl Profile {
             let amended = device.amendment.map_or(String::new(), |amendment| {
                 let (without, with) = (amendment.saturating_add(device.host), thousands(amendment));
                 let without = thousands(without);
-                format!(": nvml_amend is {without} bytes without them, {with} bytes in the file")
+                format!("; the row nvml_amend (NVML's number minus all sizes) has {with} bytes, without these rows {without}")
             });
             let text = format!(
                 "rows of image_io are page-locked host memory that the file counts on device {slot} ({} bytes){amended}",

@@ -72,9 +72,9 @@ impl Columns {
 struct Row {
     /// Epoch and iteration.
     step: (u64, u64),
-    /// Bytes in the column `peak_cached`: the most that PyTorch's allocator cached.
+    /// Bytes in the column `peak_cached`: the most that PyTorch's allocator had reserved.
     peak: u64,
-    /// Bytes that PyTorch's allocator cached at the end of the iteration.
+    /// Bytes that PyTorch's allocator had reserved at the end of the iteration.
     current: u64,
     /// Bytes in the columns of [`TOTALS`].
     claims: [u64; 4],

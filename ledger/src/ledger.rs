@@ -475,7 +475,7 @@ impl Ledger {
     }
 
     /// Begins a new part of a process's run, because a long run is stored in parts. Peaks and timelines restart with the amounts
-    /// held now; marks, complete iterations and decided out-of-memory entries are cleared. Everything else continues.
+    /// held now; marks, complete iterations and out-of-memory entries whose outcome is known are cleared. Everything else continues.
     pub fn begin_part(&mut self, key: ProcessKey, now_ns: u64) {
         let process = self.by_key.get(&key).and_then(|&index| self.processes.get_mut(index));
         if let Some(process) = process {

@@ -46,7 +46,7 @@ checks! {
     NvmlConfidential = "nvml.confidential", "confidential computing";
     NvmlEvents = "nvml.events", "whether the driver reports faults (Xid) and MIG changes";
     NvmlCalls = "nvml.calls", "calls that did not return, and lists that are read less often because they block the driver";
-    Gpu = "gpu", "whether a GPU has fresh readings; if not, NVML's error";
+    Gpu = "gpu", "whether each GPU has fresh readings; for one without, NVML's error";
     GpuUnnamed = "gpu.unnamed", "GPUs without a readable UUID";
     GpuMig = "gpu.mig", "MIG instances that are hidden from this container";
     GpuFaults = "gpu.faults", "faults (Xid) that the driver reported";

@@ -143,8 +143,8 @@ pub fn xid_words(xid: u64) -> Option<&'static str> {
         74 => "NVLink",
         79 => "the GPU has fallen off the bus",
         92 => "many corrected memory errors",
-        94 => "memory error that affects one program on this GPU",
-        95 => "memory error that affects all programs on this GPU",
+        94 => "uncorrectable memory (ECC) error, contained to one program on this GPU",
+        95 => "uncorrectable memory (ECC) error that affects all programs on this GPU",
         119 | 120 => "the GPU's system processor does not answer",
         _ => return None,
     })

@@ -520,7 +520,8 @@ pub(crate) fn sum_of(parts: &[(String, i64)]) -> i64 {
     sum(parts.iter().map(|(_, bytes)| *bytes))
 }
 
-/// Formats named amounts so that they add up as printed. `total` is their sum, in multiples of the unit's last printed digit.
+/// Formats named bytes so that the printed numbers add up to the printed `total`, which is in steps of the unit's last printed
+/// digit.
 pub(crate) fn apportioned(unit: Unit, total: i64, parts: &[(String, i64)]) -> Vec<(&str, String)> {
     let bytes: Vec<i64> = parts.iter().map(|(_, bytes)| *bytes).collect();
     let steps = unit.apportion(total, &bytes);

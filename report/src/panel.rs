@@ -28,7 +28,7 @@ pub struct Panel {
 pub struct Table {
     pub title: String,
     pub unit: &'static str,
-    /// Headings and times of both columns.
+    /// Headings of the two columns, then the times of the two columns.
     pub heads: [[String; 2]; 2],
     /// Rows of the statement; each row precedes the rows of its parts. Columns add up as printed.
     pub rows: Vec<Row>,

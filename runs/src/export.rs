@@ -272,11 +272,11 @@ fn check_sums(run: &Run) -> Result<(), String> {
         for point in &device.details.timeline.points {
             amounts("the timeline", &point.amounts)?;
             if point.rest_bytes.unsigned_abs() >= MAX_AMOUNT.unsigned_abs() {
-                return Err(at("the timeline is larger than any memory"));
+                return Err(at("a point of the timeline is larger than any memory"));
             }
         }
         for oom in &device.details.ooms {
-            amounts("a time at which memory ran out", &oom.amounts)?;
+            amounts("the memory at an out-of-memory error", &oom.amounts)?;
         }
         let growth = &device.details.growth;
         let lists = growth.cells.iter().map(|(_, list)| list);

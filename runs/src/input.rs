@@ -50,7 +50,7 @@ pub enum Error {
     Damaged { path: PathBuf, offset: u64, what: String },
     /// The run was exported by a newer program.
     #[error(
-        "{path}: run of format {found}, this program reads up to {supported}; use a gpumemctl that is as new"
+        "{path}: run of format {found}; this program reads up to {supported}: use a gpumemctl at least as new as the one that exported it"
     )]
     Newer { path: PathBuf, found: u64, supported: u64 },
     /// Reading failed before the end.

@@ -251,7 +251,7 @@ fn each_cupti_refusal_is_reported_and_retried() {
         (35, 6, "no permission to use CUPTI", "NVreg_RestrictProfilingToAdminUsers=0"),
         (41, 6, "tracing is not allowed under confidential computing", "remain"),
         (43, 6, "CUPTI is not supported on this MIG instance", "until then, only used bytes"),
-        (45, 6, "CUPTI is not supported on this WSL", "remain"),
+        (45, 6, "CUPTI is not supported on this WSL", "until then, only used bytes"),
         (47, 6, "hardware event tracing and MPS exclude each other", "under MPS"),
         (999, 6, "CUPTI failed (also if there is no driver)", "not newer than the driver"),
     ];

@@ -288,7 +288,9 @@ fn host_oom_kill_is_no_gpu_oom() {
     assert_eq!(json["ending"]["cause"], "cgroup_memory");
     assert_eq!(json["ending"]["owner"], "Slurm job 8812");
     assert!(
-        text.contains("killed by the kernel for HOST memory, not GPU memory: the limit of Slurm job 8812\n"),
+        text.contains(
+            "killed by the kernel for HOST memory, not GPU memory: the limit of Slurm job 8812 was reached\n"
+        ),
         "{text}"
     );
     assert!(!text.contains("FATAL"), "what the driver refused was survived: {text}");

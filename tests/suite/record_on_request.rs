@@ -230,7 +230,7 @@ fn recording_stops_at_its_time_or_size_limit() {
     let output = path("small.gpumem");
     let small = ["record", &pid, "start", "--max-size", "1K", "-o", output.to_str().expect("UTF-8")];
     let refused = ctl(&machine, &daemon, &small);
-    assert!(String::from_utf8_lossy(&refused.stderr).contains("the state alone has"), "{refused:?}");
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("the state at the start has"), "{refused:?}");
     assert!(!output.exists());
     let wrong = ctl(&machine, &daemon, &["record", &pid, "stop", "--for", "1s"]);
     assert!(!wrong.status.success(), "{wrong:?}");

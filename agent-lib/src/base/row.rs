@@ -5,7 +5,7 @@ use crate::base::ring::Row;
 pub use gpumem_wire::slot_of;
 use gpumem_wire::{Body, Flags, ImportSource, MemoryKind, Phase, PoolOwner, Role};
 
-/// Value of a key in the live table while its row is being written. Hashes of keys are larger.
+/// Key of a row of the live table while the row is being written. Other keys are hashes, and larger.
 pub(crate) const WRITING: u64 = 1;
 
 /// Identifies a row of the live table: its kind, and an address or handle.

@@ -140,7 +140,8 @@ mod tests {
         table.note(Node::new(1, 43), 9);
         let of = |thread, number| table.look_up(Node::new(thread, number));
         assert_eq!((of(1, 40), of(1, 41), of(1, 42), of(1, 43), of(1, 59), of(1, 60)), (7, 7, 9, 9, 9, 0));
-        // A bias is added after the view of a product; a split at that place belongs to the next operation.
+        // Node 40 is a product, 41 its view. An addition at 42 adds the bias and has the product's name; another operation, such as
+        // a split of the tensor, has the name of the next operation.
         let adding = |number| table.look_up(Node::new(1, number).adding(true));
         assert_eq!((adding(40), adding(41), adding(42), adding(43), adding(59)), (7, 7, 7, 9, 9));
         // Further away, and before all named nodes: the next operation's name.

@@ -290,7 +290,7 @@ impl Sender {
         }
         self.epoch = 0;
         let Progress { has_losses, muted_since, .. } = self.progress;
-        // Records of the old connection's last packet were not sent.
+        // Records that were packed but not sent on the old connection are packed again.
         let packed_seq = self.core.recorder.ring.sent();
         self.progress = Progress { packed_seq, has_losses, muted_since, ..Progress::default() };
     }

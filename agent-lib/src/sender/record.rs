@@ -160,7 +160,10 @@ impl Sender {
         if limits.max_bytes.is_some_and(|limit| bytes > limit) {
             // The file is the agent's own, and its path was not returned yet.
             let _ = std::fs::remove_file(&path);
-            let text = format!("{}: the state alone has {bytes} bytes", path.display());
+            let text = format!(
+                "{}: the state at the start has {bytes} bytes, more than the maximum size",
+                path.display()
+            );
             return Err(refusal(libc::EFBIG, text));
         }
         // Names added while the state was written are sent twice on one of the links, which does no harm.

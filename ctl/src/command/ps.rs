@@ -50,32 +50,31 @@ pub(super) const HEADS: [&str; 8] = ["GPU", "PID", "USER", "STATE", "USED", "TRA
 /// Whether each column is aligned to the left.
 pub(super) const LEFT: [bool; 8] = [true, false, true, true, false, false, false, false];
 
-/// Minimum number of columns for a command. Hints after it are cut if the terminal is narrower.
+/// Minimum number of columns for a command. Hints after it that do not fit are left out.
 const LEAST_COMMAND: usize = 12;
-/// Minimum number of visible columns of the hints, such as `(why: doct`.
-const LEAST_HINTS: usize = 10;
 
-/// A row of the table: a cell for each of [`HEADS`], the process's age, its command, and hints in parentheses.
+/// A row of the table: a cell for each of [`HEADS`], the process's age, its command, and hints.
 #[derive(Default)]
 pub(super) struct Line {
     pub(super) cells: [String; 8],
     age: String,
     /// Command line as the daemon returned it; empty if the row has none.
     command: String,
-    hints: String,
+    hints: Vec<String>,
 }
 
 impl Line {
-    /// Returns the command with its arguments, and the hints. The command is shortened so that both fit into `columns`; if too
-    /// little of the hints would be visible, they are left out.
+    /// Returns the command with its arguments, and the first hints that fit whole into `columns`. The command is shortened for
+    /// them, down to [`LEAST_COMMAND`] columns.
     pub(super) fn note(&self, columns: usize) -> String {
-        let hints = width_of(&self.hints);
-        if columns < LEAST_COMMAND + 1 + hints.min(LEAST_HINTS) && !self.command.is_empty() {
-            return command_line(&self.command, columns);
+        if self.command.is_empty() {
+            return self.hints.join(" ");
         }
-        let room = columns.saturating_sub(hints + 1).max(LEAST_COMMAND);
-        let note = format!("{} {}", command_line(&self.command, room), self.hints);
-        note.trim().to_owned()
+        let all = (0..=self.hints.len()).rev().map(|count| in_parentheses(&self.hints[..count]));
+        let hints = all.into_iter().find(|hints| LEAST_COMMAND + 1 + width_of(hints) <= columns);
+        let hints = hints.filter(|hints| !hints.is_empty()).unwrap_or_default();
+        let room = if hints.is_empty() { columns } else { columns - width_of(&hints) - 1 };
+        format!("{} {hints}", command_line(&self.command, room)).trim_end().to_owned()
     }
 }
 
@@ -145,7 +144,7 @@ fn device_lines(ps: &Ps, index: usize, device: &DeviceRow, unit: Unit, lines: &m
     }
     cells[3] = if device.unified { "available" } else { "free" }.to_owned();
     cells[4] = amount(amounts.free, unit);
-    lines.push(Line { cells, hints: hints.join(" "), ..Line::default() });
+    lines.push(Line { cells, hints, ..Line::default() });
 }
 
 /// Returns a warning if NVML's latest reading of a device failed or is old.
@@ -192,7 +191,7 @@ pub(super) fn process_line(device: &DeviceRow, process: &ProcessRow, used: Optio
         cells: [device.index.to_string(), pid, user, state, used, tracked, idle, gap],
         age: age.unwrap_or_else(|| "-".to_owned()),
         command: process.command.clone().unwrap_or_else(|| "-".to_owned()),
-        hints: in_parentheses(&hints),
+        hints,
     }
 }
 
@@ -206,7 +205,7 @@ fn claim_line(claim: &ClaimRow, unit: Unit) -> Line {
         cells: [dash(), pid, user, "claimed".to_owned(), dash(), tracked, dash(), dash()],
         age: dash(),
         command: claim.command.clone().unwrap_or_else(dash),
-        hints: format!("(names {devices} that NVML does not have)"),
+        hints: vec![format!("names {devices} that NVML does not have")],
     }
 }
 
@@ -385,15 +384,15 @@ MiB; next: gpumemctl report PID
     }
 
     #[test]
-    fn hints_that_would_be_cut_to_a_few_letters_are_left_out() {
+    fn hints_that_do_not_fit_whole_are_left_out() {
         let line = Line {
             command: "/usr/bin/python train.py".into(),
-            hints: "(why: doctor 41873)".into(),
+            hints: vec!["12 s old".into(), "why: doctor 41873".into()],
             ..Line::default()
         };
-        assert_eq!(line.note(40), "python train.py (why: doctor 41873)");
-        assert!(line.note(25).starts_with("python") && line.note(25).ends_with("(why: doctor 41873)"));
-        assert_eq!(line.note(16), "python train.py");
+        assert_eq!(line.note(50), "python train.py (12 s old, why: doctor 41873)");
+        assert_eq!(line.note(40), "python train.py (12 s old)");
+        assert_eq!(line.note(22), "python train.py");
     }
 
     #[test]

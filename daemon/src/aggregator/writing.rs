@@ -161,14 +161,19 @@ pub(super) struct KeptRequests {
     /// Which part of each stream is kept; `None`: no requests are kept.
     limits: Option<KeepLimits>,
     logs: HashMap<ProcessKey, RequestLog>,
+    /// Memory of all logs in bytes.
+    held_bytes: usize,
 }
+
+/// Maximum memory of the streams of all processes (bytes). A process that needs more loses its stream.
+const MAX_STREAM_BYTES: usize = 96 << 20;
 
 impl KeptRequests {
     /// Applies new limits. Streams begin with processes that connect afterwards, because a stream needs the state at its begin.
     pub(super) fn set_limits(&mut self, limits: Option<KeepLimits>) {
         self.limits = limits;
         if limits.is_none() {
-            self.logs.clear();
+            (self.logs, self.held_bytes) = Default::default();
         }
     }
 
@@ -178,23 +183,37 @@ impl KeptRequests {
         }
         if let Body::Source { up: true, .. } = record.body {
             self.logs.entry(key).or_default();
-        } else if let Some(log) = self.logs.get_mut(&key) {
-            log.observe(&record.stamp, &record.body);
+        } else {
+            self.change(key, |log| log.observe(&record.stamp, &record.body));
+            if self.held_bytes > MAX_STREAM_BYTES {
+                self.change(key, RequestLog::end);
+            }
         }
+    }
+
+    /// Changes the log of a process if it has one, and the sum of their memory.
+    fn change<R>(&mut self, key: ProcessKey, change: impl FnOnce(&mut RequestLog) -> R) -> Option<R> {
+        let log = self.logs.get_mut(&key)?;
+        let before = log.held_bytes();
+        let result = change(log);
+        self.held_bytes = (self.held_bytes + log.held_bytes()).saturating_sub(before);
+        Some(result)
     }
 
     /// Returns the entries of a process's stream since the last call.
     pub(super) fn take(&mut self, key: ProcessKey) -> Option<Piece> {
-        self.logs.get_mut(&key)?.take(self.limits?)
+        let limits = self.limits?;
+        self.change(key, |log| log.take(limits))?
     }
 
     /// Begins the stream of the next part of a long run.
     pub(super) fn begin_part(&mut self, key: ProcessKey) {
-        self.logs.entry(key).and_modify(RequestLog::begin_part);
+        self.change(key, RequestLog::begin_part);
     }
 
     pub(super) fn forget(&mut self, key: ProcessKey) {
-        self.logs.remove(&key);
+        let freed = self.logs.remove(&key).map_or(0, |log| log.held_bytes());
+        self.held_bytes = self.held_bytes.saturating_sub(freed);
     }
 }
 

@@ -64,7 +64,7 @@ pub(super) fn may_pass(error: &StoreError) -> bool {
 
 pub(super) fn remedy(error: &StoreError) -> &'static str {
     match error {
-        StoreError::DiskFull { .. } => "free space on its file system; gpumemd retries",
+        StoreError::DiskFull { .. } => "make room on its file system; gpumemd retries",
         StoreError::NewerVersion { .. } => "run the newer gpumemd, or name another file in runs.store",
         StoreError::NotAStore { .. } => "move that file away, or name another one in runs.store",
         _ => "gpumemd retries",

@@ -139,7 +139,7 @@ impl Process {
                 had_amounts = !self.ooms.entries.remove(at).record.amounts.is_empty();
             }
         }
-        // The amounts of a refused driver call may belong to another request, so they are read again.
+        // The bytes by cell that were copied at a refused driver call may belong to another request, so they are copied again.
         if had_amounts || self.ooms.is_copy_of_refusal {
             self.ooms.next_copy_at = 0;
         }

@@ -102,7 +102,7 @@ impl Holdings {
         self.in_flight.row_mut(seq).map(|row| row.generation = generation).is_some()
     }
 
-    /// Whether the allocation with birth number `seq` (number of its record) is live or its free is in flight.
+    /// Whether the allocation with birth number `seq` (number of its record) is live, or its free has begun and not ended.
     pub fn is_born(&mut self, address: u64, seq: u64) -> bool {
         let is_bound = self.allocations.get(&address).is_some_and(|row| row.seq == seq);
         is_bound || self.in_flight.row_mut(seq).is_some()

@@ -137,7 +137,7 @@ impl Allocator {
         self.scopes.contains(&pool) && self.pairs[self.pair_of[&pool]].kind == Some(PoolKind::Graph)
     }
 
-    /// Serves a request. `event` is the number of its event, for the report of a failure.
+    /// Serves a request for memory. `event` is the number of its event, for the report of a failure.
     pub(crate) fn request(
         &mut self,
         bytes: u64,

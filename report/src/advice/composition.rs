@@ -187,7 +187,7 @@ fn optimizer(device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -> Vec<Item>
     if earlier > 0 && parts.optimizer as f64 > earlier as f64 * SECOND_STATE {
         let change = "Delete the first optimizer before the second one's first step";
         let item = Item::new(Kind::OptimizerState, Memory::OptimizerState, device, change);
-        let formula = format!("{} of state in earlier steps", mib(earlier));
+        let formula = format!("{} of optimizer state in earlier steps", mib(earlier));
         items.push(item.estimated([earlier; 2], formula));
     } else if parts.is_large(state) {
         let change = "Use an optimizer with 8-bit state, such as bitsandbytes.optim.Adam8bit";

@@ -34,8 +34,10 @@ pub(super) fn libraries(report: &Report<'_>, device: &Device, is_short: bool) ->
     if is_short && is_much(nccl) && !is_set("nccl_buffsize") {
         let change = "Set NCCL_BUFFSIZE=1048576, which may slow communication";
         let item = Item::new(Kind::Communication, Memory::Libraries, device, change);
-        let formula =
-            format!("up to 3/4 x {} of NCCL's memory; the default is 4 MiB for each buffer", mib(nccl));
+        let formula = format!(
+            "up to 3/4 x {} of NCCL's memory: buffers of 1 MiB instead of the default 4 MiB",
+            mib(nccl)
+        );
         items.push(item.estimated([0, nccl / 4 * 3], formula));
     }
     let modules = device.last.gap_parts().map_or(0, |parts| parts.modules_bytes);

@@ -67,7 +67,12 @@ impl Replay {
         };
         let best = self.trials.first().filter(|trial| self.helps(trial));
         let setting = best.map(|trial| {
-            item(Kind::AllocatorSetting, format!("Set {}={}", self.variable, trial.settings), trial)
+            // The recorded settings are text from the program.
+            let change = match is_plain(&trial.settings) {
+                true => format!("Set {}={}", self.variable, trial.settings),
+                false => format!("Add {} to {}", trial.changes, self.variable),
+            };
+            item(Kind::AllocatorSetting, change, trial)
         });
         let stream = self.one_stream.as_ref().filter(|trial| self.helps(trial)).map(|trial| {
             let change = "Reuse one CUDA stream: memory that one stream caches serves no other";

@@ -35,7 +35,7 @@ impl Item {
     /// Returns the change with its names.
     pub fn sentence(&self) -> String {
         let name = self.untrusted_names.first().map(|name| clean(name)).unwrap_or_default();
-        self.change.replace("{0}", &name)
+        escape(&self.change).replace("{0}", &name)
     }
 
     fn saving(&self) -> String {
@@ -100,7 +100,10 @@ fn replay(advice: &Advice) -> String {
     let useless =
         if useless.is_empty() { useless } else { format!("Replayed, and saves nothing: {useless}.\n") };
     let refused = advice.not_replayed.as_ref();
-    useless + &refused.map(|why| format!("Settings were not replayed: {}\n", escape(why))).unwrap_or_default()
+    useless
+        + &refused
+            .map(|why| format!("Allocator settings could not be replayed: {}\n", escape(why)))
+            .unwrap_or_default()
 }
 
 /// Returns the advice as JSON. Texts from the program are in `untrusted_names` only.

@@ -117,7 +117,7 @@ pub struct Verdict {
     pub outcome: Outcome,
     /// Name of the compared amount: `used`, `tracked`, a category.
     pub of: String,
-    /// Bytes by which B may exceed A; `None` if the limit is a fraction of an unknown amount.
+    /// Bytes by which B may exceed A; `None` if the limit is a percentage of A and A is unknown.
     pub limit_bytes: Option<i64>,
     pub a_bytes: Option<i64>,
     pub b_bytes: Option<i64>,

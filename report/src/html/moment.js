@@ -19,7 +19,7 @@ function stackOf(detail, by) {
   const count = detail.course.t.length;
   const none = () => new Array(count).fill(0);
   const stack = { rows: new Map(), smaller: none(), others: none(), idle: none(), opaque: none() };
-  for (const row of detail.statements[by]) if (row.part === "category") stack.rows.set(row.code, none());
+  for (const row of detail.statements[by]) if (row.part === "category" && row.code !== SMALLER) stack.rows.set(row.code, none());
   for (const holding of detail.holdings) {
     const code = codeOf(holding, by);
     const sums = typeof code === "string" ? stack[code] : stack.rows.get(code) ?? (code === OTHERS ? stack.others : stack.smaller);

@@ -41,7 +41,7 @@ pub(super) fn amounts(device: &Device, rows: &[Iteration], names: &[Column]) -> 
     parameters.of_rows(rows).into_iter().map(of_row).collect()
 }
 
-/// Returns a table of the last finished iteration, with a row for each parameter and gradient, the largest first.
+/// Returns a table of the last finished iteration, with a row for each parameter and its gradient, the largest sum first.
 pub(super) fn text(device: &Device, table: &Iterations) -> String {
     let parameters = &device.details.parameters;
     let last = parameters.of_rows(&table.rows).pop().flatten();

@@ -97,7 +97,7 @@ pub fn sentence(ending: &Ending) -> String {
                 (None, None) => "its control group".to_owned(),
             };
             match is_named {
-                true => format!("{host}: the limit{limit} of {whose}"),
+                true => format!("{host}: the limit{limit} of {whose} was reached"),
                 false => format!(
                     "probably {host}: the limit{limit} of {whose} was reached, and one of its processes was killed, \
                          during this run"

@@ -48,7 +48,7 @@ pub(super) fn line(series: &Series, times: Times, width: Option<usize>, unicode:
     Some(format!("{HEAD}{}{scale}", sparkline(columns.into_iter().map(Some), most, unicode)))
 }
 
-/// Returns a character for each value of at most `most`; unknown values are blanks.
+/// Returns a character for each value, on a scale from 0 to `most`; unknown values are blanks.
 pub fn sparkline(values: impl IntoIterator<Item = Option<i64>>, most: i64, unicode: bool) -> String {
     let glyphs = if unicode { BLOCKS } else { PLAIN };
     let glyph = |value: Option<i64>| {

@@ -188,6 +188,53 @@ mod tests {
         assert!(matches!(&blocks[..], [block] if block.contains(&format!("{}", 1_u64 << 41))), "{blocks:?}");
     }
 
+    #[test]
+    fn records_that_only_a_resync_shows_as_missing_begin_a_new_stream() {
+        let mut reporter = Reporter::new();
+        reporter.segment(1 << 40, 20 << 20);
+        reporter.block(1 << 40, 4096, 2, asked(96, 0, 0));
+        assert!(reporter.log.take(LIMITS).is_some());
+        reporter.seq += 5;
+        let (epoch, after_seq) = (1, reporter.seq);
+        reporter.log.observe(&Stamp::default(), &Body::ResyncBegin { epoch, after_seq });
+        reporter.log.observe(&Stamp::default(), &Body::ResyncEnd { epoch, head_seq: after_seq, rows: 0 });
+        reporter.block(1 << 41, 512, 2, asked(96, 0, 0));
+        let piece = reporter.log.take(LIMITS).expect("a piece");
+        assert_eq!(piece.number, piece.first);
+        let blocks: Vec<_> = texts(&[piece]).into_iter().filter(|text| text.contains("BlockAlloc")).collect();
+        assert!(matches!(&blocks[..], [block] if block.contains(&format!("{}", 1_u64 << 41))), "{blocks:?}");
+    }
+
+    #[test]
+    fn a_stream_that_is_not_taken_is_bounded_and_begins_anew_with_the_state() {
+        let mut reporter = Reporter::new();
+        reporter.segment(1 << 40, 20 << 20);
+        reporter.block(1 << 40, 4096, 2, asked(96, 0, 0));
+        for round in 0..300_000_u64 {
+            reporter.block((1 << 40) + 4096, 4096, 2, asked((round % 512) as u32, 0, 0));
+            reporter.free((1 << 40) + 4096, FreeState::Done);
+        }
+        assert!(reporter.log.held_bytes() < 4 << 20, "{}", reporter.log.held_bytes());
+        let read = texts(&[reporter.log.take(LIMITS).expect("a piece")]);
+        assert!(read.iter().all(|text| !text.contains("Lost")));
+        let old = read.iter().find(|text| text.contains("BlockAlloc")).expect("a block");
+        assert!(old.contains(&format!("{}", 1_u64 << 40)), "the stream begins with the oldest block: {old}");
+    }
+
+    #[test]
+    fn a_process_with_too_many_blocks_ends_its_stream_and_frees_its_memory() {
+        let mut reporter = Reporter::new();
+        reporter.segment(1 << 40, 20 << 20);
+        for block in 0..20_000 {
+            reporter.block((1 << 40) + block * 512, 512, 2, asked(12, 0, 0));
+        }
+        assert!(reporter.log.held_bytes() < 2 << 20, "{}", reporter.log.held_bytes());
+        let read = texts(&[reporter.log.take(LIMITS).expect("a piece")]);
+        assert!(read.last().expect("records").contains("Lost"), "{:?}", read.last());
+        reporter.block(1 << 41, 512, 2, asked(12, 0, 0));
+        assert_eq!(reporter.log.take(LIMITS), None);
+    }
+
     proptest! {
         #[test]
         fn damaged_streams_do_not_panic(

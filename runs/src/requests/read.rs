@@ -15,7 +15,7 @@ use gpumem_wire::{
 pub struct Damaged {
     /// Number of the piece, from 0.
     pub piece: usize,
-    /// Offset in bytes, without compression.
+    /// Offset in the decompressed piece, in bytes.
     pub offset: usize,
 }
 

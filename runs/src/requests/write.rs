@@ -9,10 +9,13 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 /// Minimum number of bytes after which a piece begins with the state again. Beyond it, states take at most a fifth of the stream.
 const LEAST_BETWEEN_STATES: usize = 1 << 20;
 const TIMES_STATE: usize = 4;
-/// Maximum number of bytes that wait to be taken. Beyond it, the stream ends, and a new one begins with the state.
-const MAX_WAITING: usize = 32 << 20;
-/// Maximum number of blocks in use. Beyond it, the stream ends.
-const MAX_BLOCKS: usize = 4_000_000;
+/// Maximum number of bytes that wait to be taken. Beyond it, they are dropped, and the stream begins anew with the state. If the
+/// state alone is larger, the stream ends.
+const MAX_WAITING: usize = if cfg!(test) { 1 << 20 } else { 32 << 20 };
+/// Maximum number of remembered blocks, segments, mappings and names. Beyond it, the stream ends.
+const MAX_ENTRIES: usize = if cfg!(test) { 10_000 } else { 1_000_000 };
+/// Memory in bytes of an entry of a map, on average.
+const ENTRY_BYTES: usize = 96;
 
 /// Which part of a stream is kept: the newest entries, at least those of `time_ns`, but not more than about `bytes`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,8 +37,8 @@ pub struct RequestLog {
     is_restating: bool,
     /// Whether records are missing, so that nothing is written until the state has been restated.
     is_broken: bool,
-    /// Whether there are more blocks than the log may remember.
-    is_full: bool,
+    /// Whether the stream has ended for good, because the process has more than the log may remember.
+    has_ended: bool,
     /// Number of the next piece.
     next: u64,
     /// The kept pieces that begin with the state: number, time of the first entry in ns, bytes of the pieces before it.
@@ -51,6 +54,8 @@ struct Program {
     instance: u16,
     settings: String,
     tags: HashMap<u32, Box<str>>,
+    /// Length of the texts of `tags` in bytes.
+    tag_bytes: usize,
     /// Pools of PyTorch's allocator, with their devices.
     pools: BTreeMap<u64, u8>,
     /// Addresses at which memory is mapped.
@@ -81,6 +86,9 @@ struct Block {
 impl RequestLog {
     /// Takes the next record of the process.
     pub fn observe(&mut self, stamp: &Stamp, body: &Body<'_>) {
+        if self.has_ended {
+            return;
+        }
         self.time_ns = self.time_ns.max(stamp.time_ns);
         let is_restated = stamp.flags.has(Flags::RESTATED);
         if stamp.seq > self.last_seq && !is_restated {
@@ -92,6 +100,10 @@ impl RequestLog {
         match *body {
             Body::Lost { count, .. } if count > 0 => self.lose(count),
             Body::ResyncBegin { after_seq, .. } => {
+                // Records before the resync did not arrive.
+                if self.last_seq > 0 && after_seq > self.last_seq {
+                    self.lose(after_seq - self.last_seq);
+                }
                 if self.is_broken || self.last_seq == 0 {
                     self.last_seq = self.last_seq.max(after_seq);
                     self.program.forget_memory();
@@ -100,14 +112,33 @@ impl RequestLog {
             }
             Body::ResyncEnd { .. } => {
                 self.is_restating = false;
-                if std::mem::take(&mut self.is_broken) && !self.is_full {
-                    self.states.clear();
-                    self.out.bytes.clear();
+                if std::mem::take(&mut self.is_broken) {
+                    self.restart();
                     self.write_state();
                 }
             }
             _ => self.apply(stamp, body, is_restated),
         }
+    }
+
+    /// Ends the stream for good, and frees its memory.
+    pub fn end(&mut self) {
+        self.lose(1);
+        (self.has_ended, self.program) = (true, Program::default());
+        if self.out.bytes.len() > MAX_WAITING {
+            self.restart();
+        }
+    }
+
+    /// Returns an estimate of the log's memory in bytes.
+    pub fn held_bytes(&self) -> usize {
+        self.program.entries() * ENTRY_BYTES + self.program.tag_bytes + self.out.bytes.capacity()
+    }
+
+    /// Drops what waits to be taken. The stream begins anew with the state.
+    fn restart(&mut self) {
+        self.states.clear();
+        self.out = Encoder::default();
     }
 
     /// Ends the stream, because `count` records are missing. A new one begins when the state has been restated.
@@ -124,15 +155,25 @@ impl RequestLog {
         if writes && self.is_unwritten() && self.program.concerns(body) {
             self.write_state();
         }
+        // Until the state is restated, memory is unknown.
+        if self.is_broken && !self.is_restating && Program::is_memory(body) {
+            return;
+        }
+        if let Body::Hello { instance, .. } = *body
+            && instance != self.program.instance
+        {
+            self.last_seq = 0;
+        }
         let out = writes.then_some(&mut self.out);
         let is_new = self.program.apply(stamp, body, out);
         // A restated row that the stream lacks.
         if is_restated && is_new && writes {
             self.lose(1);
         }
-        self.is_full |= self.program.blocks.len() > MAX_BLOCKS;
-        if self.is_full || self.out.bytes.len() > MAX_WAITING {
-            self.lose(1);
+        if self.program.entries() > MAX_ENTRIES || self.out.state_bytes > MAX_WAITING {
+            self.end();
+        } else if self.out.bytes.len() > MAX_WAITING {
+            self.restart();
         }
     }
 
@@ -150,9 +191,8 @@ impl RequestLog {
 
     /// Begins the stream anew with the state, for the next part of a long run.
     pub fn begin_part(&mut self) {
-        self.states.clear();
-        self.out.bytes.clear();
-        if !self.is_broken && !self.is_restating {
+        self.restart();
+        if !self.has_ended && !self.is_broken && !self.is_restating {
             self.write_state();
         }
     }
@@ -181,7 +221,7 @@ impl RequestLog {
         let first = self.states.front().map_or(number, |(first, ..)| *first);
         let since_state = self.states.back().map_or(0, |(_, _, before)| self.written - before);
         let distance = LEAST_BETWEEN_STATES.max(self.out.state_bytes * TIMES_STATE);
-        if since_state > distance as u64 && !self.is_broken && !self.is_restating {
+        if since_state > distance as u64 && !self.has_ended && !self.is_broken && !self.is_restating {
             self.write_state();
         }
         Some(Piece { number, first, bytes })
@@ -191,6 +231,25 @@ impl RequestLog {
 impl Program {
     fn forget_memory(&mut self) {
         (self.segments, self.blocks, self.mapped) = Default::default();
+    }
+
+    /// Returns the number of entries of all maps.
+    fn entries(&self) -> usize {
+        let memory = self.mapped.len() + self.segments.len() + self.blocks.len();
+        memory + self.tags.len() + self.pools.len() + self.older.len()
+    }
+
+    /// Whether a record is about memory that is allocated or mapped.
+    fn is_memory(body: &Body<'_>) -> bool {
+        matches!(
+            body,
+            Body::BlockAlloc { .. }
+                | Body::BlockFree { .. }
+                | Body::SegmentAdd { .. }
+                | Body::SegmentRemove { .. }
+                | Body::VmmMap { .. }
+                | Body::VmmUnmap { .. }
+        )
     }
 
     /// Whether a record belongs in the stream.
@@ -221,7 +280,11 @@ impl Program {
                     out.program(instance, &self.settings);
                 }
             }
-            Body::Tag { path } => drop(self.tags.insert(stamp.tag, path.into())),
+            Body::Tag { path } => {
+                self.tag_bytes += path.len();
+                let before = self.tags.insert(stamp.tag, path.into());
+                self.tag_bytes -= before.map_or(0, |before| before.len());
+            }
             Body::PoolCreate { pool, owner: PoolOwner::Framework, .. }
                 if self.tags.get(&stamp.tag).is_some_and(|name| &**name == POOL_NAME) =>
             {

@@ -114,8 +114,8 @@ class Steps:
 
         A wrapper of an optimizer has its parameters, too, and is registered before the step of the wrapped optimizer.
         """
-        (own, *_), (other, *_) = optimizer.param_groups, first.param_groups
-        return own["params"][0] is other["params"][0] and self.added.get(id(optimizer)) == self.count
+        own, other = (next((param for group in one.param_groups for param in group["params"]), None) for one in (optimizer, first))
+        return own is not None and own is other and self.added.get(id(optimizer)) == self.count
 
     def _has_unknown(self, optimizer: Any) -> bool:
         """Returns whether the optimizer has parameters that no sweep has seen."""

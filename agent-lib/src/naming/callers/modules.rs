@@ -96,7 +96,7 @@ pub(crate) struct Table {
 pub(crate) enum Target {
     /// A function of this library.
     Code(&'static Library),
-    /// Data of a library.
+    /// Part of a library that is not code.
     Data,
     /// Memory that belongs to no library in the table.
     Elsewhere,

@@ -56,7 +56,8 @@ impl Lines {
         Lines { entries: LazyTable::new(), used: AtomicUsize::new(0), lines: AtomicUsize::new(0) }
     }
 
-    /// Returns the tag of the line that a thread with this Python state is at; 0 without a frame or without room for names.
+    /// Returns the tag of the line that a thread with this Python state executes in the program's own code, or in a library if no
+    /// frame is the program's own. 0 if the thread has no frame or the names are full.
     pub(crate) fn tag<M: Memory>(&self, names: &Names, reader: &Reader<'_, M>, state: u64) -> u32 {
         let mut innermost = None;
         for frame in reader.frames(state) {

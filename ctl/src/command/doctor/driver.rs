@@ -61,7 +61,7 @@ fn check_module(root: &Path, findings: &mut Vec<Finding>) -> Option<Driver> {
         Some(old) if old.branch().is_some_and(|branch| branch < OLDEST) => (
             State::Warn,
             format!(
-                "{} is older than CUDA 11: NVML has sums, but there is no CUPTI for the agent",
+                "driver {} is older than CUDA 11: NVML reports totals, but the agent has no usable CUPTI",
                 old.version
             ),
             "update the driver to 525 or later",

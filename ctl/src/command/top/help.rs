@@ -27,7 +27,7 @@ const KEYS: [(&str, &str); 17] = [
 ];
 
 /// The most important keys of the list, of a process, and of the help.
-pub(crate) const OF_LIST: &str = "? keys  q leave  Enter in depth  s sort  r reverse  / filter  p pause";
+pub(crate) const OF_LIST: &str = "? keys  q leave  Enter details  s sort  r reverse  / filter  p pause";
 pub(crate) const OF_PROCESS: &str =
     "Esc back  ? keys  Tab rows  Enter explain  w time  a all  o oom  g growth  x Untrackable";
 pub(crate) const OF_HELP: &str = "Esc back  q leave";

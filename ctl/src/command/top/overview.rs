@@ -145,11 +145,15 @@ fn devices(
     widths.push(Constraint::Fill(1));
     let of_bar = last_width(&widths, area);
     let more = match ps.devices.len() - shown {
-        0 => unit.name.to_owned(),
-        more => format!("{}; {} more", unit.name, plural(more as u64, "GPU")),
+        0 => Line::styled(unit.name, DIM),
+        more => Line::styled(format!("{}; {} more", unit.name, plural(more as u64, "GPU")), DIM),
     };
+    let of_bars = ps.devices.iter().enumerate().map(|(index, device)| parts(ps, index, device, chosen));
+    let sums =
+        of_bars.fold([0_i64; 5], |sums, of_bar| std::array::from_fn(|part| sums[part].max(of_bar[part])));
+    let more = legend(more, &sums, of_bar, look);
     let head = |column: &usize| DEVICES.cell(*column, DEVICES.heads[*column], PLAIN);
-    let header = Row::new(columns.iter().map(head).chain([Line::styled(more, DIM).into()])).style(BOLD);
+    let header = Row::new(columns.iter().map(head).chain([more.into()])).style(BOLD);
     let row = |(index, cells): (usize, &[String; 7])| {
         let bar = device_bar(ps, index, chosen, of_bar, look);
         Row::new(
@@ -158,6 +162,19 @@ fn devices(
     };
     let rows = lines.iter().enumerate().skip(first).take(shown).map(row);
     Widget::render(Table::new(rows, widths).header(header), area, frame);
+}
+
+/// Adds the first words of the [`PARTS`] that have bytes, with their characters, as far as they fit into `width` columns.
+fn legend(mut line: Line<'static>, bytes: &[i64; 5], width: u16, look: Look) -> Line<'static> {
+    for ((name, glyphs, style), _) in PARTS.iter().zip(bytes).filter(|(_, bytes)| **bytes > 0) {
+        let word = name.split(' ').next().unwrap_or_default();
+        if line.width() + word.len() + 4 > usize::from(width) {
+            break;
+        }
+        line.push_span(Span::styled(format!("  {}", look.glyph(*glyphs)), *style));
+        line.push_span(Span::styled(format!(" {word}"), DIM));
+    }
+    line
 }
 
 /// Returns the width of the last column.

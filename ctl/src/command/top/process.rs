@@ -34,7 +34,7 @@ const CHART_ROWS: u16 = 10;
 /// Minimum width of a name, and maximum width of a note.
 const LEAST_NAME: usize = 14;
 const NOTE_WIDTH: usize = 16;
-/// Minimum width of a row's bar, with the blanks between columns.
+/// Minimum width of a row's bar plus the blanks between all columns.
 const LEAST_BAR: usize = 22;
 
 /// A row below the chart.

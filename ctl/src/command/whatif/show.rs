@@ -118,7 +118,7 @@ impl Shown<'_> {
                 let (after, place) = self.end(trial);
                 format!("{name}: out of memory{after}, request of {}{place}", amount(failure.segment_bytes))
             }
-            (None, Some(_)) => format!("{name}: the request that failed would have had memory"),
+            (None, Some(_)) => format!("{name}: the request that failed would have succeeded"),
             (None, None) => name,
         }
     }
@@ -167,7 +167,8 @@ impl Shown<'_> {
                 plural(calls, "driver call")
             ),
             (false, true) => {
-                "Estimate: under the recorded settings, the replay has the recorded peak.".to_owned()
+                "Estimate: under the recorded settings, the replay has the recorded peak, but not the same driver calls."
+                    .to_owned()
             }
             (false, false) => format!(
                 "Estimate: under the recorded settings, the replay reserves {} bytes at most, and the program had {}.",

@@ -30,6 +30,7 @@ fn device(index: u32, used: u64, unaccounted: i64) -> DeviceRow {
 
 fn process(pid: u32, device: usize, user: &str, command: &str, amounts: [Option<u64>; 3]) -> ProcessRow {
     let [used, tracked, idle] = amounts.map(|bytes| bytes.map(|bytes| bytes * MIB));
+    let idle = idle.filter(|_| tracked.is_some());
     ProcessRow {
         pid,
         device,
@@ -67,7 +68,11 @@ fn machine() -> Ps {
 fn node(round: u64) -> Ps {
     let devices = (0..8).map(|index| device(index, 16 * 4_000, 0)).collect();
     let row = |at: usize| {
-        let amounts = [Some(3_000 + round * 7), (at % 16 < 3).then_some(2_000 + round * 3), Some(at as u64)];
+        let amounts = [
+            Some(3_000 + round * 7),
+            (at % 16 < 3).then_some(2_000 + round * 3),
+            (at % 16 < 3).then_some(at as u64),
+        ];
         process(10_000 + at as u32, at / 16, "alice", "python train.py", amounts)
     };
     Ps { devices, processes: (0..128).map(row).collect(), ..Ps::default() }

@@ -135,7 +135,10 @@ impl Agents {
         self.stores_connections.store(true, Ordering::Relaxed);
         let (inherited, unusable) = inherited_connections::group(handed);
         for name in unusable {
-            tracing::warn!(name, "unusable descriptors from the service manager");
+            tracing::warn!(
+                name,
+                "cannot resume an agent connection that systemd kept: its descriptors are not usable"
+            );
             service::forget(&name).await;
         }
         for connection in inherited {

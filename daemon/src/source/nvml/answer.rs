@@ -46,7 +46,7 @@ impl Code {
         Some(match self.0 {
             1 => "no action: gpumemd opens the library again",
             2 | 6 | 28 => {
-                "check whether the GPU was removed or its MIG partition changed; gpumemd searches for devices again"
+                "check whether the GPU was removed or its MIG partition changed; gpumemd keeps searching for devices"
             }
             3 => "a driver of another branch may support it",
             4 => {

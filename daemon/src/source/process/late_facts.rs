@@ -53,13 +53,15 @@ impl Processes {
     /// Retries the missing facts. Reads files but makes no requests.
     pub(crate) fn read_late_facts(&self) {
         let all: Vec<(ProcessKey, LateFacts)> = {
-            let table = self.lock();
+            let mut table = self.lock();
             if !table.has_late {
                 return;
             }
-            table.live.values().filter_map(|entry| Some((entry.key, entry.late.clone()?))).collect()
+            let late = table.live.values().filter_map(|entry| Some((entry.key, entry.late.clone()?)));
+            let all: Vec<_> = late.collect();
+            table.has_late = !all.is_empty();
+            all
         };
-        self.lock().has_late = !all.is_empty();
         let has_container = all.iter().any(|(_, late)| late.container.is_some());
         let directory = self.inner.settings.container_names.as_ref().filter(|_| has_container);
         let pods = directory.map(|directory| find_pods(directory)).unwrap_or_default();

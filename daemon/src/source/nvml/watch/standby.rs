@@ -58,7 +58,7 @@ impl Watch {
                 Some(substitute)
             }
             Err(error) => {
-                warn!(%error, "no second nvml poller can be started while one is stuck");
+                warn!(%error, "an nvml poller is stuck, and starting a second one failed");
                 self.return_to_stuck()
             }
         }

@@ -121,7 +121,7 @@ fn blocked_finding(blocked: &Blocked, now_ns: u64) -> (String, &'static str) {
         let by = if by.is_empty() { "another CUPTI client" } else { by };
         let text =
             format!("{by} has held the CUPTI subscription (code 39) for {since}: allocations are not seen");
-        let remedy = "end the other profiler; the agent then subscribes again. For torch.profiler: `with \
+        let remedy = "end the other profiler; the agent then subscribes again. For torch.profiler, one of: `with \
              gpumem.paused():` \
                       around it, KINETO_USE_DAEMON=1, or a PyTorch whose profiler needs no subscription (Kineto since \
                       August 2026)";
