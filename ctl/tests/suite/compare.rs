@@ -170,7 +170,7 @@ fn a_run_is_moved_to_another_machine_and_back() {
     fs::write(folder.path("newer"), newer).expect("a file");
     let (code, message) = failure(&folder.run(&["report", &folder.text("newer")]));
     assert_eq!(
-        (code, message.contains("run of format 7, this program reads up to 1")),
+        (code, message.contains("run of format 7; this program reads up to 1")),
         (4, true),
         "{message}"
     );

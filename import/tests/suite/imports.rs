@@ -193,10 +193,9 @@ fn page_locked_rows_lie_beside_the_device() {
         ("Workspace", 4096),
     ];
     assert_eq!(structures, expected.map(|(name, bytes)| (name.to_owned(), bytes)));
-    assert!(
-        caveat(&run, "host_rows")
-            .contains("device 0 (1,000 bytes): nvml_amend is 1,049,576 bytes without them")
-    );
+    assert!(caveat(&run, "host_rows").contains(
+        "device 0 (1,000 bytes); the row nvml_amend (NVML's number minus all sizes) has 1,048,576 bytes"
+    ));
     let state = run.cells.iter().filter(|cell| cell.role.as_deref() == Some("optimizer state"));
     let state: Vec<_> = state.filter_map(|cell| cell.tag.as_deref()).collect();
     assert_eq!(

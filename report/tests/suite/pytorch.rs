@@ -438,7 +438,7 @@ fn what_else_ended_it_comes_first_and_names_are_harmless() {
     run.process.facts.extend(facts.map(|(key, value)| (key.to_owned(), value.to_owned())));
     run.state = State::Closed { time_ns: 204_000_000_000, status: Some(9) };
     let text = oom::text(&report(&run, None), LONG);
-    let first = "END 00:03:23Z pid 41873: killed by the kernel for HOST memory, not GPU memory: the limit of 64.0 GiB of step 0 of Slurm job 8812\n";
+    let first = "END 00:03:23Z pid 41873: killed by the kernel for HOST memory, not GPU memory: the limit of 64.0 GiB of step 0 of Slurm job 8812 was reached\n";
     assert!(text.starts_with(first), "{text}");
     assert!(!text.contains('\u{1b}'), "{text:?}");
     let json: serde_json::Value = serde_json::from_str(&oom::json(&report(&run, None))).expect("JSON");
