@@ -4,6 +4,7 @@
 use gpumem_test_support::skip;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 
 /// Returns the folder in which `wanted` and missing dependencies are unpacked: target/tools/NAME. `None` with a message if they
 /// are not available or cannot be mounted.
@@ -28,6 +29,9 @@ pub fn unpacked(name: &str, wanted: &[&str]) -> Option<PathBuf> {
 /// # Panics
 /// If they are not available and GPUMEM_TOOLS_REQUIRED is set, because CI must not skip.
 pub fn npm(name: &str, packages: &[&str], file: &str) -> Option<PathBuf> {
+    // Tests of one process share the folder, and npm moves files while it installs.
+    static INSTALLING: Mutex<()> = Mutex::new(());
+    let _one = INSTALLING.lock().unwrap_or_else(PoisonError::into_inner);
     let dir = std::env::current_exe().ok()?.ancestors().nth(3)?.join("tools").join(name);
     let fetch = || {
         // Timeouts for a registry that does not answer: npm's own are minutes for each request.

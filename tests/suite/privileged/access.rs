@@ -525,7 +525,7 @@ fn the_server_is_looked_at_too() {
     chown(&socket, 0);
     chown(&place, NOBODY);
     let text = client_error(&[("GPUMEM_CONTROL", &socket)], &[]);
-    assert!(text.contains("its directory belongs to user 65534"), "{text}");
+    assert!(text.contains("the socket's directory belongs to user 65534"), "{text}");
     chown(&place, 0);
     mode(0o777);
     let text = client_error(&[("GPUMEM_CONTROL", &socket)], &[]);
