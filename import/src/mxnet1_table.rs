@@ -146,7 +146,9 @@ fn emit_tables(tables: &[Table], feed: &mut Feed<'_>) {
     let has_gpus = !gpu_rows.is_empty();
     let [gpus, others, pools] = [gpu_rows, host_rows, pool_rows].map(|rows| rows.join("; "));
     let count = processes.len();
-    let several = format!("{count} tables have GPUs: gpumemctl import stores each as a run");
+    let several = format!(
+        "the file has {count} tables of GPU memory, each read as a process of its own: gpumemctl import stores all of them"
+    );
     feed.caveats([
         ("only_maximum", has_gpus, only_maximum.to_owned()),
         ("rounded", has_gpus, rounded.to_owned()),

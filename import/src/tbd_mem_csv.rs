@@ -270,7 +270,7 @@ pub(super) fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
         _ if profile.rows > 0 => {}
         Some(columns) => {
             let what = format!(
-                "has the header of the profiler, {}, and no row that can be read: it was stopped before its first print_period",
+                "has the header of pytorch_mem_profiler ({}), but no readable row: the profiler was stopped before its first print_period",
                 plural(columns.count as u64, "column")
             );
             return Err(Error::Unsuitable { path, what });

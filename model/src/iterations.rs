@@ -106,7 +106,7 @@ iteration! {
     optimizer_state = OptimizerState;
     /// Bytes of activations, which forward keeps for backward; known once backward has begun.
     activations = Activation;
-    /// Maximum of the bytes that backward allocated and freed again; the last value is 0.
+    /// Bytes that backward allocated and freed again: `peak_bytes` is their maximum in the iteration, `last_bytes` is 0.
     intermediate_gradients;
     /// Maximum of the bytes that forward or the optimizer allocated and freed again; the last value is 0.
     temporaries;

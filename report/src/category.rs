@@ -35,7 +35,7 @@ impl Pattern {
         let Some(expression) = text.strip_prefix("re:") else {
             return Ok(Pattern::Glob(text.split('*').map(Into::into).collect()));
         };
-        // The expression is compiled without anchors first, because `a)|(b` is valid only between the anchors' parentheses.
+        // Compiled without anchors first, to reject expressions such as `a)|(b`, which become valid inside `^(?:...)$`.
         let build = |expression: &str| {
             regex_lite::RegexBuilder::new(expression)
                 .dot_matches_new_line(true)

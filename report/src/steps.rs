@@ -75,7 +75,10 @@ fn list(device: &Device, times: Times, title: &str, lines: &mut Vec<String>) {
     if order.len() > 1 {
         table.row(["sum".to_owned(), unit.print_signed(total)]);
     }
-    lines.push(format!("changes of Untrackable, without rounding, in {}", unit.name));
+    lines.push(format!(
+        "changes of Untrackable in {} (changes of the driver's rounding are left out)",
+        unit.name
+    ));
     lines.extend(table.lines());
 }
 
@@ -138,7 +141,7 @@ pub(super) fn description(step: &UntrackableChange, unit: Unit) -> String {
         words.push(format!("parts: {}", parts.join(", ")));
     }
     let expected = step.expected_bytes.filter(|&bytes| bytes != step.bytes && step.kind != "measured");
-    words.extend(expected.map(|bytes| format!("the model expected {}", amount(bytes))));
+    words.extend(expected.map(|bytes| format!("predicted {}", amount(bytes))));
     if !step.also.is_empty() {
         words.push(format!("at the same time: {}", step.also.join(", ")));
     }

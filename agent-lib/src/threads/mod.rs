@@ -63,7 +63,7 @@ impl Call {
 pub(crate) struct OwnerData {
     /// Number of the thread's open scopes; may be larger than `DEPTH`.
     pub depth: usize,
-    /// For each open scope, the tag of the thread before it was opened.
+    /// For each of the first `DEPTH` open scopes, the tag of the thread before it was opened.
     pub outer: [u32; DEPTH],
     /// For each open scope, the number of its owner: see [`OWNERS`].
     pub owner: [u8; DEPTH],
@@ -244,7 +244,7 @@ mod word {
     }
 }
 
-/// Allocates the table, if there is none; returns false without memory.
+/// Allocates the table, if there is none; returns false if there is no memory for it.
 pub(crate) fn prepare() -> bool {
     if !PLACES.table.load(Acquire).is_null() {
         return true;

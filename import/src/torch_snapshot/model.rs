@@ -452,7 +452,7 @@ impl Snapshot {
             Some(device) if begins || walk.is_text(stage, "END") => {
                 self.annotations.push(Annotation { begins, name, device, time_us: walk.time(time) });
             }
-            _ => self.rejects.add(|| format!("external annotation {index} (stage or device)")),
+            _ => self.rejects.add(|| format!("external annotation {index}: invalid stage or device")),
         }
         Ok(())
     }

@@ -9,7 +9,7 @@
 pub struct RoundingRule {
     /// Mapping granularity in bytes; a power of two.
     pub granule: u64,
-    /// Size of the largest allocation that shares granules with others, in bytes.
+    /// Allocations up to this size, in bytes, share granules with others.
     pub shared_up_to: u64,
 }
 

@@ -50,7 +50,8 @@ pub struct Coverage {
     /// Tracked bytes after the first resync, if earlier records were missing.
     pub held_before: Option<i64>,
     pub earlier: Option<EarlierRecords>,
-    /// The memory limit that the process has reached; records that would add data are refused and count as lost.
+    /// The limit of the daemon's memory for records that was reached: of the process, its user, or all processes. Records that would
+    /// add data are refused and count as lost.
     pub full: Option<QuotaExceeded>,
 }
 

@@ -199,7 +199,9 @@ fn tag(word: &str, here: Option<&ExplainedRun<'_>>) -> Option<Vec<String>> {
 fn check(word: &str) -> Option<Vec<String>> {
     let check = Check::ALL.iter().find(|check| check.id() == word)?;
     let about = format!("A check of gpumemctl doctor: it examines {}.", check.about());
-    let advice = "do: gpumemctl doctor shows its result; docs/troubleshooting.md has the remedies".to_owned();
+    let advice =
+        "do: gpumemctl doctor shows the result of this check; docs/troubleshooting.md has the remedies"
+            .to_owned();
     Some(vec![word.to_owned(), about, advice])
 }
 

@@ -16,8 +16,8 @@ const LEVEL: u8 = 1;
 const MAX_PIECE: usize = 64 << 20;
 
 impl Store {
-    /// Adds pieces to the stream of a run, the oldest first, and deletes those that are not needed any more. Pieces that are stored
-    /// already may be added again.
+    /// Adds pieces to the stored allocator requests of a run, the oldest first. Deletes pieces before `piece.first`. Pieces that are
+    /// stored already may be added again.
     pub fn add_requests(&mut self, id: RunId, pieces: &[Piece]) -> Result<()> {
         self.transaction(|db| {
             for piece in pieces {

@@ -30,7 +30,8 @@ pub(crate) fn restart() {
     PROCESSED.store(u64::MAX, Relaxed);
 }
 
-/// Stores `head`, the number of records so far, and the time `now`. The sender calls it each round.
+/// Stores `head`, the number of records so far; if it has changed, also the time `now`. The sender calls it in each pass of its
+/// loop.
 pub(crate) fn note(head: u64, now: u64) {
     if HEAD.swap(head, Relaxed) != head {
         SINCE_NS.store(now, Relaxed);

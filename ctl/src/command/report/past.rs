@@ -142,7 +142,7 @@ fn span_note(parts: &[(String, u64, u64)], window: &Window) -> Option<String> {
         [one] => Some(format!("the window is of {one}")),
         parts => {
             let (count, names) = (parts.len(), parts.join(", "));
-            Some(format!("the window spans {count} parts of the process's life: {names}"))
+            Some(format!("the window covers {count} parts of the process's life, which are joined: {names}"))
         }
     }
 }

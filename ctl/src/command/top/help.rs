@@ -14,7 +14,7 @@ const KEYS: [(&str, &str); 17] = [
     ("/", "only processes with these words: user, command, pid, state, job, pod, gpu3"),
     ("Tab", "of a process: rows are layers, structures, tags"),
     ("d", "of a process on several devices: the next one"),
-    ("w", "of a process: a shorter time"),
+    ("w", "of a process: the next time range of the chart"),
     ("a", "of a process: every name, however small"),
     ("o g x i", "of a process: when memory ran out, growth, changes of Untrackable, iterations"),
     ("e", "all words that are explained"),
@@ -29,7 +29,7 @@ const KEYS: [(&str, &str); 17] = [
 /// The most important keys of the list, of a process, and of the help.
 pub(crate) const OF_LIST: &str = "? keys  q leave  Enter details  s sort  r reverse  / filter  p pause";
 pub(crate) const OF_PROCESS: &str =
-    "Esc back  ? keys  Tab rows  Enter explain  w time  a all  o oom  g growth  x Untrackable";
+    "Esc back  ? keys  Tab group by  Enter explain  w range  a all  o oom  g growth  x Untrackable";
 pub(crate) const OF_HELP: &str = "Esc back  q leave";
 
 /// Returns the lines of the help.

@@ -61,7 +61,7 @@ impl Layer {
 #[derive(Debug, Default)]
 pub(crate) struct History {
     points: BTreeMap<u64, Composition>,
-    /// Times of the points that were the latest of a reply; these points are not dropped.
+    /// Times of the last points of the newest [`KEPT`] replies. These points stay when a new reply replaces the others.
     kept: VecDeque<u64>,
 }
 

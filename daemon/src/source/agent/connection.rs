@@ -47,7 +47,7 @@ pub(crate) async fn resume(agents: Arc<Agents>, inherited: InheritedConnection, 
         Ok((connection, stream)) => connection.run(&stream).await,
         Err(Refusal::ShuttingDown) => {}
         Err(refusal) => {
-            tracing::warn!(pid, why = %refusal, "an agent's connection from an earlier daemon cannot be resumed");
+            tracing::warn!(pid, why = %refusal, "cannot resume an agent's connection that an earlier daemon had accepted");
             service::forget(&name).await;
         }
     }

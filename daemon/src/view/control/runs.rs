@@ -45,7 +45,7 @@ impl ProcessFilter {
             (Some(pid), None, None) => Ok(ProcessFilter::Pid(pid)),
             (None, Some(pid), None) => Ok(ProcessFilter::Tree(pid)),
             (None, None, Some(job)) => Ok(ProcessFilter::Job(job)),
-            _ => Err(Refused::bad_request("give one of pid, tree, job and around")),
+            _ => Err(Refused::bad_request("pid, tree and job exclude each other: give at most one")),
         }
     }
 

@@ -101,7 +101,7 @@ impl ProcessCheck<'_> {
         if elf.bits == 32 || own.machine != 0 && elf.machine != own.machine {
             let (its, ours) = (elf.machine_name(), own.machine_name());
             let text = format!("is a program for {its}: libgpumem.so is for {ours}");
-            return Some((text, "CUDA needs 64 bits too; run a build for this machine"));
+            return Some((text, "run a build of the program for this machine; CUDA has no 32-bit support"));
         }
         if elf.interpreter.is_none() && !is_loader(&exe) {
             let text = "is a static program: it can load neither CUDA's libraries nor ours";

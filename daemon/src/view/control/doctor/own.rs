@@ -206,7 +206,7 @@ fn check_store(store: &run_writer::Status, findings: &mut Vec<Finding>) {
     let left = store.path.parent().and_then(|folder| statvfs(folder).ok());
     let left = left.map(|space| space.f_bavail.saturating_mul(space.f_frsize));
     if let Some(left) = left.filter(|left| *left < LITTLE_ROOM) {
-        let text = format!("its file system has {} MiB left", left >> 20);
+        let text = format!("the store's file system has only {} MiB free", left >> 20);
         let fix = "free space, lower runs.keep_days or runs.max_size_mib, or move the store: runs.store";
         add(Check::StoreRoom, State::Warn, text, Some(fix));
     }
