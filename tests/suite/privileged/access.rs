@@ -539,7 +539,7 @@ fn the_server_is_looked_at_too() {
     std::fs::remove_file(&socket).expect("removed");
     std::os::unix::fs::symlink(bad.join("control.sock"), &socket).expect("a link");
     let text = client_error(&[("GPUMEM_CONTROL", &socket)], &[]);
-    assert!(text.contains("its directory belongs to user 65534"), "{text}");
+    assert!(text.contains("the socket's directory belongs to user 65534"), "{text}");
     // Another user created the socket: the path was root's a moment before.
     std::fs::remove_file(&socket).expect("removed");
     mode(0o777);
