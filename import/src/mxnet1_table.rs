@@ -147,7 +147,7 @@ fn emit_tables(tables: &[Table], feed: &mut Feed<'_>) {
     let [gpus, others, pools] = [gpu_rows, host_rows, pool_rows].map(|rows| rows.join("; "));
     let count = processes.len();
     let several = format!(
-        "the file has {count} tables of GPU memory, each read as a process of its own: gpumemctl import stores all of them"
+        "the file has {count} tables of GPU memory, each read as one process: gpumemctl import stores them all"
     );
     feed.caveats([
         ("only_maximum", has_gpus, only_maximum.to_owned()),

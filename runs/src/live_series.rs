@@ -49,11 +49,14 @@ impl LiveSeries {
         Series { width_ns: self.recent.width_ns, buckets }
     }
 
-    /// Unpacks all buckets if a value of this time may change a packed one, or if buckets must be merged to make room.
+    /// Unpacks all buckets if a value of this time may change a packed one, or if buckets must be merged to make room for a new one.
     fn unpack_for(&mut self, time_ns: u64) {
-        let is_older = self.recent.buckets.first().is_some_and(|first| time_ns < first.time_ns);
-        let is_full = self.packed.len() * CHUNK + self.recent.buckets.len() >= MAX_BUCKETS;
-        if !self.packed.is_empty() && (is_older || is_full) {
+        let recent = &self.recent.buckets;
+        let is_older = recent.first().is_some_and(|first| time_ns < first.time_ns);
+        let is_full = self.packed.len() * CHUNK + recent.len() >= MAX_BUCKETS;
+        let is_outside = |bucket: &Bucket| time_ns.wrapping_sub(bucket.time_ns) >= self.recent.width_ns;
+        let needs_room = is_full && recent.iter().all(is_outside);
+        if !self.packed.is_empty() && (is_older || needs_room) {
             self.recent = self.to_series();
             self.packed.clear();
         }

@@ -1,4 +1,4 @@
-//! Handles requests of the program and the daemon: recordings to a file beside the connection to the daemon, dumps (the current
+//! Handles requests of the program and the daemon: recordings to a file while the daemon stays connected, dumps (the current
 //! state as a file), and muting (records are withheld).
 
 use super::link::Link;

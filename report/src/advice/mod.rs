@@ -23,7 +23,7 @@ const MOST_ITEMS: usize = 5;
 /// A device is short of memory if at least this share of it was in use.
 const SHORT_SHARE: f64 = 0.9;
 
-/// Data beside the run.
+/// Data that the run does not have.
 #[derive(Debug, Default)]
 #[allow(missing_docs)]
 pub struct Evidence<'a> {

@@ -123,11 +123,12 @@ impl RequestLog {
 
     /// Ends the stream for good, and frees its memory.
     pub fn end(&mut self) {
-        self.lose(1);
-        (self.has_ended, self.program) = (true, Program::default());
         if self.out.bytes.len() > MAX_WAITING {
             self.restart();
+            self.is_broken = false;
         }
+        self.lose(1);
+        (self.has_ended, self.program) = (true, Program::default());
     }
 
     /// Returns an estimate of the log's memory in bytes.

@@ -49,13 +49,7 @@ pub(crate) fn run(args: &WhatIf) -> Result<()> {
         trials.push(changed);
     }
     if set.is_empty() || args.sweep {
-        for text in SWEEP {
-            let merged = merged(&base, text);
-            // Settings that this release does not have are not tried.
-            if let Ok(settings) = parse(&merged) {
-                trials.push(Trial::new(join(&set, text), merged, settings));
-            }
-        }
+        trials.extend(sweep(&base, &set, parse));
     }
     recorded.replay(&mut trials, release, args.device_memory)?;
     trials.sort_by_key(Trial::rank);
@@ -77,13 +71,7 @@ pub(crate) fn replay(target: &Path, pid: Option<u32>, store: &StorePath) -> Resu
     let (mut recorded, release) = source::load(target, (pid, None), None, store)?;
     let base = recorded.own.text.clone();
     let settings = Settings::parse(&base, release)?;
-    let mut trials = Vec::new();
-    for text in SWEEP {
-        let merged = merged(&base, text);
-        if let Ok(settings) = Settings::parse(&merged, release) {
-            trials.push(Trial::new(text.to_owned(), merged, settings));
-        }
-    }
+    let mut trials: Vec<Trial> = sweep(&base, "", |text| Settings::parse(text, release)).collect();
     recorded.replay(&mut trials, release, None)?;
     trials.sort_by_key(Trial::rank);
     let mut streams = BTreeSet::new();
@@ -92,13 +80,16 @@ pub(crate) fn replay(target: &Path, pid: Option<u32>, store: &StorePath) -> Resu
             streams.insert(std::mem::take(stream));
         }
     }
-    let mut one_stream = [Trial::new(String::new(), base, settings)];
-    recorded.replay(&mut one_stream, release, None)?;
+    let mut one_stream = Vec::new();
+    if streams.len() > 1 {
+        one_stream.push(Trial::new(String::new(), base, settings));
+        recorded.replay(&mut one_stream, release, None)?;
+    }
     Ok(advice::Replay {
         variable: variable(release),
         own: recorded.own.advice(),
         trials: trials.iter().map(Trial::advice).collect(),
-        one_stream: (streams.len() > 1).then(|| one_stream[0].advice()),
+        one_stream: one_stream.first().map(Trial::advice),
         is_exact: recorded.is_exact,
     })
 }
@@ -106,6 +97,20 @@ pub(crate) fn replay(target: &Path, pid: Option<u32>, store: &StorePath) -> Resu
 /// Returns the variable that sets the allocator. Releases from 2.10 on read both variables, and prefer the new name.
 fn variable(release: Release) -> &'static str {
     if release >= Release::new(10) { "PYTORCH_ALLOC_CONF" } else { "PYTORCH_CUDA_ALLOC_CONF" }
+}
+
+/// Returns the trials of a sweep. `set` are the user's settings, which `base` has, too. Settings that `parse` refuses are not tried,
+/// because the release does not have them.
+fn sweep<E>(
+    base: &str,
+    set: &str,
+    parse: impl Fn(&str) -> Result<Settings, E>,
+) -> impl Iterator<Item = Trial> {
+    SWEEP.into_iter().filter_map(move |text| {
+        let merged = merged(base, text);
+        let settings = parse(&merged).ok()?;
+        Some(Trial::new(join(set, text), merged, settings))
+    })
 }
 
 fn join(first: &str, second: &str) -> String {
