@@ -257,7 +257,7 @@ fn time_range_spans_the_parts_of_a_split_run() {
     let whole = format!("{},{}", middle(held[0]), middle(held[2]));
     let (peak, spans) = report("--between", whole);
     assert_eq!(peak, total(300));
-    assert!(spans.contains("parts of the process's life: r"), "{spans}");
+    assert!(spans.contains("parts of the process's life, which are joined: r"), "{spans}");
     let (peak, _) = report("--since", middle(held[2]));
     assert_eq!(peak, total(200), "the parts before are not in it");
 }

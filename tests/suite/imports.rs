@@ -194,7 +194,7 @@ fn an_analysis_has_its_sums_and_counts() {
 fn profile_without_rows_is_reported() {
     let Some(path) = sample(MASK_RCNN) else { return };
     let error = read_file(&path, None).expect_err("no row").to_string();
-    assert!(error.contains("198 columns, and no row"), "{error}");
+    assert!(error.contains("198 columns), but no readable row"), "{error}");
 }
 
 #[test]

@@ -107,7 +107,7 @@ fn refusals_say_what_would_be_right() {
         ("GET", "/v1/doctor?pid=4000000000", 404, "4000000000"),
         ("GET", "/v1/doctor?pid=x", 400, "not a number"),
         ("GET", "/v1/runs?user=bob", 400, "pid, tree, job"),
-        ("GET", "/v1/runs?pid=1&job=2", 400, "one of"),
+        ("GET", "/v1/runs?pid=1&job=2", 400, "at most one"),
     ];
     for (method, path, status, word) in cases {
         let (found, answer) = daemon.ask(method, path);
