@@ -127,7 +127,7 @@ fn the_layer_says_how_it_is() {
     let layers =
         |folder: &Folder, script: &str, frames: &str| told(&recorded(python, folder, script, frames));
     let started = "assert agent.InitializeInjection() == 1\n";
-    let absent = "no Python code has registered its code objects yet";
+    let absent = "Python is loaded, and has not imported PyTorch or gpumem yet";
     assert_eq!(layers(&folder, started, "1").pop(), Some((LayerState::Absent, absent.to_owned())));
     assert_eq!(layers(&folder, started, "0").pop(), Some((LayerState::Off, "GPUMEM_FRAMES=0".to_owned())));
     // In either order.

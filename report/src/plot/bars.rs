@@ -100,7 +100,11 @@ fn bar_with_list(bar: &Bar, ranks: &[String], axis: &Axis, plot: Rect, out: &mut
         sum if sum == bar.total_bytes => format!("{total} ({} bytes)", thousands(bar.total_bytes)),
         // The parts of a bar should always add up to its total. If they do not, the picture states the difference.
         sum => {
-            format!("{total}; its parts differ by {} bytes", thousands(sum.saturating_sub(bar.total_bytes)))
+            format!(
+                "{total} ({} bytes); its parts add up to {} bytes",
+                thousands(bar.total_bytes),
+                thousands(sum)
+            )
         }
     };
     out.text(Text { color: GREY, ..words(&total, x, plot.y - 17.0, SMALL) });

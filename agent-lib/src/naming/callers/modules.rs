@@ -94,7 +94,7 @@ pub(crate) struct Table {
 
 /// What an address points to.
 pub(crate) enum Target {
-    /// A function of this library.
+    /// Executable code of this library.
     Code(&'static Library),
     /// Part of a library that is not code.
     Data,

@@ -100,7 +100,7 @@ pub(crate) fn check<M: Memory>(
         }
         let code = Pointer::new(expected).ok_or_else(|| wrong("no code object"))?;
         if reader.memory.word(code, layout::TYPE) != Some(reader.types.code) {
-            return Err(wrong("its code has a different type"));
+            return Err(wrong("its code object has a different type"));
         }
         let line = python.lines.get(index).copied().unwrap_or(0);
         let found = if line == 0 { None } else { reader.line_number(frame, code) };

@@ -208,13 +208,13 @@ fn published(version: Version, memory: &impl Memory, runtime: Pointer) -> Result
     let objects = [(parts.object, 1, TYPE), (parts.tuple, 2, LENGTH), (parts.bytes, 1, LENGTH)];
     for (part, index, offset) in objects.into_iter().chain([(parts.text, 2, LENGTH)]) {
         if field(part, index, 8)? != offset {
-            return Err("the layout of objects differs from the known one".to_owned());
+            return Err("this build of CPython arranges the fields of its objects differently".to_owned());
         }
     }
     // The offsets of characters, bytes and items lie behind the struct or in its last bytes, so `field` would refuse them.
     let text = u16::try_from(word(parts.text + 3)?).unwrap_or(u16::MAX);
     if field(parts.text, 1, 4)? != TEXT_STATE || word(parts.bytes + 2)? != u64::from(BYTES) {
-        return Err("the layout of str and bytes differs from the known one".to_owned());
+        return Err("this build of CPython arranges the fields of str and bytes differently".to_owned());
     }
     let items = u16::try_from(word(parts.tuple + 1)?).unwrap_or(u16::MAX);
     Ok(Layout {

@@ -166,7 +166,7 @@ pub(crate) fn started(core: &Core) {
     let (state, reason) = match (core.settings.layers.frames, interpreter::present()) {
         (false, _) => (LayerState::Off, OFF),
         (true, false) => (LayerState::Absent, "no Python in this process"),
-        (true, true) => (LayerState::Absent, "no Python code has registered its code objects yet"),
+        (true, true) => (LayerState::Absent, "Python is loaded, and has not imported PyTorch or gpumem yet"),
     };
     status::report_layer(Layer::ModulePath, state, reason);
 }

@@ -1,4 +1,4 @@
-//! Writes the thread's Python stack as text, the innermost frame first. Allocates nothing and calls nothing of the interpreter.
+//! Writes the calling thread's Python stack as text, the innermost frame first. Allocates nothing and calls nothing of the interpreter.
 
 use crate::naming::python::layout::{self, CurrentInstruction, Layout, Lines};
 use crate::naming::python::lines;

@@ -84,7 +84,7 @@ impl WaitingPeers {
         ready
     }
 
-    /// Closes the connections of programs that still run after [`PATIENCE`]. Returns the uid of each.
+    /// Closes the connections of running programs that have waited for [`PATIENCE`]. Returns the uid of each.
     pub(super) fn close_impatient(&mut self) -> Vec<u32> {
         let mut closed = Vec::new();
         self.users.retain(|&uid, queue| {
