@@ -27,7 +27,7 @@ use sd_notify::NotifyState;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{Notify, mpsc};
@@ -121,6 +121,7 @@ pub async fn run(setup: Setup, settings: Settings, mut signals: Signals) -> anyh
         queries,
         sources: Box::new(sources),
         shown: settings.shown.clone().into(),
+        is_reload_refused: AtomicBool::new(false),
         shares: UserShares::default(),
         identities: Default::default(),
     });
@@ -289,7 +290,9 @@ impl Reloader {
                 Err(_) => notify(&[NotifyState::Reloading]),
             }
         }
-        match self.apply_settings().await {
+        let result = self.apply_settings().await;
+        self.context.is_reload_refused.store(result.is_err(), Ordering::Relaxed);
+        match result {
             Ok(()) => self.context.stats.add(Count::Reloads, 1),
             Err(error) => {
                 self.context.stats.add(Count::ReloadErrors, 1);

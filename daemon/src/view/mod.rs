@@ -24,6 +24,7 @@ use std::future::Future;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::pin::Pin;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
@@ -81,6 +82,8 @@ pub struct ViewContext {
     pub sources: Box<dyn Sources>,
     /// Settings that a reload can change.
     pub shown: Mutex<ViewSettings>,
+    /// Whether the last reload was refused, so that the configuration before it is in effect.
+    pub is_reload_refused: AtomicBool,
     /// Processor time that each user's answers have taken.
     pub shares: UserShares,
     /// Labels that scrapes write again.

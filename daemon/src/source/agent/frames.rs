@@ -21,7 +21,7 @@ pub(crate) enum Fault {
     #[error("record kind {0} has an invalid payload")]
     Payload(u8),
     /// The time of a record is too far in the future.
-    #[error("a record of kind {kind} is {ahead_ms} ms ahead of the clock")]
+    #[error("the time of a record of kind {kind} is {ahead_ms} ms later than the latest accepted time")]
     Time {
         kind: u8,
         /// Excess over the accepted time, in ms.

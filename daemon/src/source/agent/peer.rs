@@ -30,6 +30,9 @@ pub(crate) enum IdentityError {
     NoPid,
     #[error("process {0} is gone")]
     Gone(u32),
+    /// An inherited connection is not that of the process that the earlier daemon recorded.
+    #[error("the connection belongs to process {found}, and the earlier daemon recorded {recorded} for it")]
+    OtherProcess { found: u32, recorded: u32 },
     /// The start time in the hello differs from that of the process that connected.
     #[error("process {pid} started at {found} ticks, but its hello message claims {claimed}")]
     StartTime {
@@ -193,7 +196,7 @@ impl Peer {
     pub(crate) fn inherited(stream: &UnixStream, key: ProcessKey) -> Result<Self, IdentityError> {
         let (pid, uid) = credentials(stream)?;
         if pid != key.pid {
-            return Err(IdentityError::NoPid);
+            return Err(IdentityError::OtherProcess { found: pid, recorded: key.pid });
         }
         let rebase_ns = if still_exists(key)? { time_offset_ns(pid, "monotonic") } else { 0 };
         Ok(Peer { key, uid, rebase_ns, had_ended: false })

@@ -83,6 +83,7 @@ impl Node {
             queries,
             sources,
             shown: shown.into(),
+            is_reload_refused: false.into(),
             fixed: StartupInfo::default(),
             shares: Default::default(),
             identities: Default::default(),

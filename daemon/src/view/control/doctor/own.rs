@@ -9,6 +9,7 @@ use gpumem_ledger::Snapshot;
 use gpumem_model::checks::Check;
 use gpumem_model::control::{Finding, State};
 use rustix::fs::statvfs;
+use std::sync::atomic::Ordering;
 
 /// Number of free bytes in the store's file system below which a warning is given.
 const LITTLE_ROOM: u64 = 64 << 20;
@@ -92,10 +93,6 @@ const COUNTERS: &[(Check, &str, Count, &str, &str)] = counters! {
         HttpFull: "idle connections were closed because all were taken",
             "raise metrics.connections, or find the clients that hold them (ss -tn sport = :9837)";
     }
-    DaemonConfig "configuration" {
-        ReloadErrors: "reloads were refused because the new configuration was invalid; the old one is in effect",
-            "gpumemd --check shows what is wrong; then systemctl reload gpumemd";
-    }
     Recording "recording" {
         RecordingLost: "records are missing in the recording because the disk was too slow or full",
             "record to a faster disk; sums from this recording are bounds";
@@ -121,11 +118,15 @@ pub(super) fn add_findings(context: &ViewContext, health: &Health, findings: &mu
         ),
     };
     findings.push(finding(Check::Metrics, State::Ok, "metrics", text, fix));
+    if context.is_reload_refused.load(Ordering::Relaxed) {
+        let text =
+            "the last reload was refused because the new configuration is invalid; the old one is in effect";
+        let fix = "gpumemd --check shows what is wrong; then systemctl reload gpumemd";
+        findings.push(finding(Check::DaemonConfig, State::Warn, "configuration", text.to_owned(), Some(fix)));
+    }
     for &(check, subject, count, what, remedy) in COUNTERS {
         let number = context.stats.get(count);
-        // Refused reloads are not reported once any reload since the start has succeeded.
-        let is_over = count == Count::ReloadErrors && context.stats.get(Count::Reloads) > 0;
-        if number > 0 && !is_over {
+        if number > 0 {
             let text = format!("{number} {what} since the start");
             findings.push(finding(check, State::Warn, subject, text, Some(remedy)));
         }
