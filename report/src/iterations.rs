@@ -120,7 +120,7 @@ fn rows(report: &Report<'_>, device: &Device, table: &Iterations) -> String {
         let cells = cells.chain(others.iter().map(|(_, of)| unit.amount(of(row))));
         printed.row_with_note(cells, &format!("{lost}{open}"));
     }
-    let head = format!("{first} to {} add up to peak", parts::IN_STEP);
+    let head = format!("the columns {first} to {} add up to the peak", parts::IN_STEP);
     let what = "in step: memory that the step did not keep, or that the allocator caches";
     format!("{}; {head}; {what}\n{}", unit.name, printed.text())
 }
@@ -283,7 +283,7 @@ mod tests {
         assert_eq!(
             shown(table).split_once('\n').expect("a title").1,
             "\
-MiB; params to in step add up to peak; in step: memory that the step did not keep, or that the allocator caches
+MiB; the columns params to in step add up to the peak; in step: memory that the step did not keep, or that the allocator caches
 iteration   peak  params  model/leak  others  in step  reserved  max activations  max grads
         0  700.0   100.0        50.0    30.0    520.0     640.0            300.0      100.0
         1  701.0   100.0       100.0    30.0    471.0     640.0            300.0      100.0  (records were lost)

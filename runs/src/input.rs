@@ -1,5 +1,6 @@
 //! Opens input files and reads their lines in bounded memory. The files may be damaged or hostile.
 
+use gpumem_model::units::plural;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -29,7 +30,7 @@ pub enum Error {
     #[error("{path}: {what}; the known formats are: {known}")]
     Unrecognised { path: PathBuf, what: String, known: String },
     /// The file contains no record of the format that was given or guessed.
-    #[error("{path}: no {format} record in {lines} lines; one looks like: {example}")]
+    #[error("{path}: no {format} record in {}; one looks like: {example}", plural(*lines, "line"))]
     NothingFound { path: PathBuf, format: &'static str, lines: u64, example: &'static str },
     /// The file can be read, but it lacks the data that a run needs.
     #[error("{path}: {what}")]

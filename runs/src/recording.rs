@@ -3,6 +3,7 @@
 use crate::builder::Sink;
 use crate::input::{Error, Input};
 use gpumem_ledger::{Origin, PRELOADED, ProcessKey};
+use gpumem_model::units::plural;
 use gpumem_wire::{Body, CodecError, MAJOR, Record, Stamp, frame};
 use std::io::{self, Read, Write};
 
@@ -204,15 +205,15 @@ pub fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
     }
     sink.reject(unknown + bad + orphans);
     if orphans > 0 {
-        let text = format!("{orphans} records come before the record that names their process");
+        let text = format!("{} before the record that names the process", plural(orphans, "record"));
         sink.caveat("no_origin", text);
     }
     if unknown > 0 {
-        let text = format!("{unknown} records are of kinds that this version does not know");
+        let text = format!("{} of a kind that this version does not know", plural(unknown, "record"));
         sink.caveat("unknown_kinds", text);
     }
     if bad > 0 {
-        sink.caveat("bad_records", format!("{bad} records could not be read"));
+        sink.caveat("bad_records", format!("{} could not be read", plural(bad, "record")));
     }
     Ok(())
 }

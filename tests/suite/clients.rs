@@ -164,7 +164,10 @@ fn pause_for_another_client_and_resume() {
     node.until_tracked(&program, 5);
     let text = node.ask(&["report", "--verbose", &program.pid().to_string()]);
     let flat = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    assert!(flat.contains("in 2 times, the longest: ") && flat.contains("PARTIAL: sums and peak"), "{text}");
+    assert!(
+        flat.contains("in 2 intervals, the longest ") && flat.contains("PARTIAL: sums and peak"),
+        "{text}"
+    );
     let text = node.until_doctor_says(&program, "the agent was blind for ");
     assert!(text.contains(" in 2 intervals: allocations and frees"), "{text}");
     // Pauses nest.

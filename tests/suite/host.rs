@@ -328,7 +328,7 @@ fn faults_stay_ours(rows: &[Row]) {
         });
         let (fault, name, file) = *faults[number];
         // There is no such switch in a release.
-        let why = format!("a fault in the agent ({}:", file.unwrap_or_default());
+        let why = format!("the agent has a fault ({}:", file.unwrap_or_default());
         if cfg!(debug_assertions) && !report.contains(&why) {
             told.push(format!("{fault} in {name}: the report lacks \"{why}\":\n{report}"));
         }

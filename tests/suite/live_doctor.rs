@@ -328,7 +328,7 @@ fn processes_without_an_agent_are_counted_and_a_virtual_gpu_is_reported() {
     let reported = finding(&daemon, &machine, None, "processes", &words);
     assert!(
         reported.id == "processes.uncovered"
-            && reported.text.starts_with("1 without an agent (1 covered) holds "),
+            && reported.text.starts_with("1 process without an agent (1 covered) holds "),
         "{reported:?}"
     );
     assert!(reported.fix.contains(&format!("gpumemctl doctor {}", bare.pid())), "{reported:?}");

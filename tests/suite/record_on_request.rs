@@ -60,7 +60,7 @@ fn running_process_records_on_request() {
     assert!(tracked_and_tags(&machine, &daemon, &recording).0 > 0, "it can be read while it goes on");
     let again = ctl(&machine, &daemon, &["record", &pid, "start", "--output", "other.gpumem"]);
     assert!(
-        !again.status.success() && String::from_utf8_lossy(&again.stderr).contains("runs already"),
+        !again.status.success() && String::from_utf8_lossy(&again.stderr).contains("is already running"),
         "{again:?}"
     );
     let printed = done(&machine, &daemon, &["record", &pid, "stop"]);

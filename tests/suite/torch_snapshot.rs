@@ -49,7 +49,7 @@ fn figures(run: &Run, figures: &[u64; 8]) {
     let reported = caveat(run, "snapshot_figures").expect("said");
     let expected = format!(
         "reserved {reserved} bytes in {segments} segments; allocated {allocated} in {blocks} blocks; requested {requested}; \
-         {idle} blocks idle; {entries} trace entries, in which at most {most} bytes were requested"
+         {idle} blocks idle; history of {entries} entries, with at most {most} bytes requested"
     );
     assert!(reported.starts_with(&expected), "{reported}\n{expected}");
 }

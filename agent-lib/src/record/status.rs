@@ -94,7 +94,7 @@ pub fn reports_after(after: u64, now_ns: u64) -> Vec<StatusReport> {
     reports.retain(|report| report.number > after || report.number == number);
     if PANICKED.load(Relaxed) {
         let detail = format!(
-            "a fault in the agent{}: it no longer observes this process",
+            "the agent has a fault{} and no longer observes this process",
             panic::first_panic_location()
         );
         reports.push(StatusReport {

@@ -126,13 +126,13 @@ impl Sender {
                 return Ok(recording.to_owned());
             }
             if self.link.is_recording_beside() {
-                return busy(recording, "a recording runs already");
+                return busy(recording, "a recording is already running");
             }
         }
         if let Some(window) = &self.window {
             return busy(
                 &window.path,
-                &format!("a recording that begins at step {} is requested already", window.steps.0),
+                &format!("a recording that begins at step {} is already requested", window.steps.0),
             );
         }
         let (link, path) = self.create_link(name)?;

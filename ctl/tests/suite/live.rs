@@ -526,7 +526,7 @@ fn doctor_reads_this_shell_too() {
     let narrow =
         folder.command(&["doctor"]).env("GPUMEM_LIBRARY", "/etc/passwd").output().expect("gpumemctl");
     let text = String::from_utf8(narrow.stdout).expect("UTF-8");
-    assert!(line(&text, "BAD", "agent.library").contains("is no ELF file"), "{text}");
+    assert!(line(&text, "BAD", "agent.library").contains("is not an ELF file"), "{text}");
 }
 
 #[test]

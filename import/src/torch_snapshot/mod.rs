@@ -137,7 +137,7 @@ fn caveats(
     let rejects = &snapshot.rejects;
     let rejected = format!("{} rows cannot be used: {}", thousands(rejects.count), rejects.listed());
     let unknown = |what: &str, Unknown { count, first }: &Unknown| {
-        format!("{} {what} that this version does not know (the first: `{first}`)", thousands(*count))
+        format!("{what} that this version does not know: {} (the first: `{first}`)", thousands(*count))
     };
     let (actions, states) = (&snapshot.unknown_actions, &snapshot.unknown_states);
     let host = format!(
@@ -156,8 +156,8 @@ fn caveats(
         ("private_pools", count > 0, private),
         ("contradictions", totals.contradictions + totals.corrected > 0, contradictions),
         ("rejected_rows", rejects.count > 0, rejected),
-        ("unknown_actions", actions.count > 0, unknown("trace entries have an action", actions)),
-        ("unknown_states", states.count > 0, unknown("blocks have a state", states) + ": counted as used"),
+        ("unknown_actions", actions.count > 0, unknown("trace entries with an action", actions)),
+        ("unknown_states", states.count > 0, unknown("blocks in a state", states) + ", which count as used"),
         ("host_history", snapshot.host_entries > 0, host),
         ("trailing_bytes", unpickled.has_more, trailing),
     ]
@@ -195,18 +195,23 @@ fn in_words(figures: &SnapshotFigures) -> String {
         0 => String::new(),
         pending => format!(", {pending} of them waiting for a stream"),
     };
+    let history = match figures.trace_entries {
+        0 => "no history".to_owned(),
+        entries => format!(
+            "history of {}, with at most {} bytes requested and {} allocated",
+            if entries == 1 { "1 entry".to_owned() } else { thousands(entries) + " entries" },
+            thousands(figures.peak_requested_bytes),
+            thousands(figures.peak_allocated_bytes),
+        ),
+    };
     format!(
-        "reserved {} bytes in {}; allocated {} in {}{waiting}; requested {}; {} idle; {} trace entries, \
-         in which at most {} bytes were requested and {} allocated",
+        "reserved {} bytes in {}; allocated {} in {}{waiting}; requested {}; {} idle; {history}",
         thousands(figures.reserved_bytes),
         plural(figures.segments, "segment"),
         thousands(figures.allocated_bytes),
         plural(figures.blocks, "block"),
         thousands(figures.requested_bytes),
         plural(figures.idle_blocks, "block"),
-        thousands(figures.trace_entries),
-        thousands(figures.peak_requested_bytes),
-        thousands(figures.peak_allocated_bytes),
     )
 }
 

@@ -94,7 +94,7 @@ pub fn explain(word: &str, report: Option<&Report<'_>>, width: Option<usize>) ->
     let mut out = Lines::new(width);
     if let Some(entry) = find(word) {
         let [name, others @ ..] = entry.names.as_slice() else { return Err(Vec::new()) };
-        let also = if others.is_empty() { String::new() } else { format!("  (also: {})", others.join(", ")) };
+        let also = if others.is_empty() { String::new() } else { format!("  (also: {})", others.join("; ")) };
         out.prose(&format!("{name}{also}"));
         out.inset(&entry.means);
         let numbers = here.as_ref().and_then(|here| Some((here, numbers::number(here, &entry.here)?)));

@@ -79,7 +79,7 @@ fn a_word_comes_with_the_numbers_of_the_run() {
     let run = run();
     let report = report(&run);
     let text = explain("used_bytes", Some(&report), None).expect("known");
-    assert!(text.starts_with("used  (also: used (= nvidia-smi), "), "{text}");
+    assert!(text.starts_with("used  (also: used (= nvidia-smi); "), "{text}");
     assert!(
         text.contains("\n  here: 721.0 MiB last, 721.0 MiB at peak  (train.py pid 20417, GPU 0)\n"),
         "{text}"

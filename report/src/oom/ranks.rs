@@ -41,7 +41,7 @@ pub(super) fn ranks(run: &Run, others: &[Run], time_ns: u64, unit: Unit) -> Opti
     }
     let out: Vec<&Rank> = ranks.iter().filter(|rank| rank.ran_out).collect();
     if !out.is_empty() {
-        words.push(format!("ran out too {}{}", rank_ranges(&out), used_range(&out, unit)));
+        words.push(format!("also ran out {}{}", rank_ranges(&out), used_range(&out, unit)));
     }
     let is_gone = |rank: &&Rank| rank.ended.is_some_and(|ended| ended < 0) && !rank.ran_out;
     let gone: Vec<&Rank> = ranks.iter().filter(is_gone).collect();

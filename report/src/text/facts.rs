@@ -53,7 +53,7 @@ pub(super) fn facts(report: &Report<'_>, device: &Device, times: Times, out: &mu
         let unit = Unit::for_largest(sum_of(&others));
         let name = |tag: &str| if tag.is_empty() { NO_TAG.to_owned() } else { clean_name(tag) };
         let named = others.iter().map(|(tag, bytes)| (name(tag), *bytes));
-        out.prose(&list("Others", unit, named, NAMED));
+        out.prose(&list("Others consists of", unit, named, NAMED));
     }
     inherited(report, device, out);
     // The memory of other processes at a past time is not recorded.

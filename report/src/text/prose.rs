@@ -50,7 +50,7 @@ pub(super) fn tail(report: &Report<'_>, out: &mut Lines) {
     if let Some((tag, winner, loser)) = conflicts.first() {
         let match_ = if conflicts.len() == 1 { "matches" } else { "match" };
         out.prose(&format!(
-            "rules: {} {match_} two categories; the first counts, as {tag}: {winner}, not {loser}",
+            "rules: {} {match_} two categories, of which the first counts: {tag} is {winner}, not {loser}",
             plural(conflicts.len() as u64, "tag"),
         ));
     }
@@ -195,11 +195,11 @@ fn blind(run: &Run, times: Times) -> Option<String> {
     let total = run.clock.distance(open.fold(coverage.blind_ns, u64::saturating_add));
     let often = match coverage.blind_count {
         0 | 1 => String::new(),
-        count => format!(" in {count} times, the longest"),
+        count => format!(" in {count} intervals, the longest"),
     };
     let until = longest.to_ns.map_or("now".to_owned(), |to_ns| times.time(to_ns));
     let from = times.time(longest.from_ns);
-    Some(format!("blind {total}{often}: {} {from} to {until}", escape(&longest.why)))
+    Some(format!("blind for {total}{often} {from} to {until}: {}", escape(&longest.why)))
 }
 
 /// Returns the line that states how complete the numbers are.

@@ -400,7 +400,7 @@ fn the_other_ranks_of_the_job_are_one_line() {
     let start = "ranks    this is 3 of 8; alive 0-2 (used ";
     assert!(line.starts_with(start), "{line}");
     for words in [
-        "; ran out too 6 (",
+        "; also ran out 6 (",
         "; ended before 5 (the first 0.4 s before)",
         "; 1 of them ended after it, the first 1.2 s later",
     ] {

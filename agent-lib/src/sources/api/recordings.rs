@@ -130,7 +130,11 @@ impl RecordingReply {
     /// Returns the reply for a failure. Its errno is EIO if the error has no number.
     pub(crate) fn failed(path: &Path, error: &std::io::Error) -> Self {
         let errno = error.raw_os_error().unwrap_or(libc::EIO) as u16;
-        RecordingReply { errno, told: format!("{}: {error}", path.display()) }
+        let reason = match error.kind() {
+            std::io::ErrorKind::AlreadyExists => "exists already: give another name".to_owned(),
+            _ => error.to_string(),
+        };
+        RecordingReply { errno, told: format!("{}: {reason}", path.display()) }
     }
 }
 

@@ -27,7 +27,7 @@ impl Elf {
     /// Reads the header of a file. The error is `InvalidData` if the file is not an ELF file.
     pub(crate) fn read(path: &Path) -> io::Result<Elf> {
         let file = File::open(path)?;
-        let no_elf = || io::Error::new(io::ErrorKind::InvalidData, "is no ELF file");
+        let no_elf = || io::Error::new(io::ErrorKind::InvalidData, "is not an ELF file");
         let mut head = [0; 64];
         file.read_exact_at(&mut head, 0).map_err(|_| no_elf())?;
         if !head.starts_with(b"\x7fELF") || head[5] != 1 {

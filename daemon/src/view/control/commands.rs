@@ -62,10 +62,10 @@ pub(super) async fn record(context: &ViewContext, viewer: Viewer, query: &str) -
     let command = match verb {
         "start" => AgentCommand::Start(path + &limits),
         _ if !limits.is_empty() => {
-            return Err(Refused::bad_request("steps=, for= and max_size= are for do=start"));
+            return Err(Refused::bad_request("steps, for and max_size apply to start only"));
         }
         "dump" => AgentCommand::Dump(path),
-        _ if !path.is_empty() => return Err(Refused::bad_request("output= is for do=start and do=dump")),
+        _ if !path.is_empty() => return Err(Refused::bad_request("output applies to start and dump only")),
         "stop" => AgentCommand::Stop,
         "pause" => AgentCommand::Pause,
         "resume" => AgentCommand::Resume,

@@ -42,15 +42,15 @@ pub(super) fn write(args: &Args, report: &DoctorReport) -> Result<()> {
     let users = if args.keep_names { Vec::new() } else { users(&ps) };
     let redactor = Redactor::new(&users, environment);
     let mut parts = vec![
-        part("versions.txt", "of gpumem, the kernel, the driver", versions(report)),
+        part("versions.txt", "versions of gpumem, the kernel and the driver", versions(report)),
         part("doctor.txt", "the findings of doctor", findings::text(report, None)),
-        part("doctor.json", "the same for programs", findings::json(report)),
+        part("doctor.json", "the same findings as JSON", findings::json(report)),
         part("driver.txt", "the driver's own files, device files and their modes", driver()),
         part("processes.txt", "pid, user, device, state and bytes; no command", processes(&ps)),
     ];
     if let Some(text) = report.fact("configuration").and_then(|path| fs::read_to_string(path).ok()) {
         let (text, left_out) = redact::settings(&text);
-        let what = format!("settings that gpumemd knows, no comments; {left_out} other lines left out");
+        let what = format!("the known settings, without comments; {left_out} other lines left out");
         parts.push(part("config.toml", &what, text));
     }
     if let Some(text) = daemon.as_ref().and_then(|daemon| daemon.metrics().ok()) {
@@ -70,12 +70,12 @@ pub(super) fn write(args: &Args, report: &DoctorReport) -> Result<()> {
     for Part { name, what, text } in &parts {
         list += &format!("  {name:<14} {:>7} bytes  {what}\n", text.len());
     }
-    list.push_str("not in it: command lines, environments, tags, categories, jobs\n");
+    list.push_str("not included: command lines, environments, tags, categories, jobs\n");
     list.push_str(match users.is_empty() {
         true => "user names are kept\n",
         false => "users are named user-XXXXXX, the same in all files (--keep-names keeps them)\n",
     });
-    print(&format!("{} is to hold:\n{list}", escape(&path.display().to_string())))?;
+    print(&format!("{} will contain:\n{list}", escape(&path.display().to_string())))?;
     let mut files = vec![("contents.txt", list.as_str())];
     files.extend(parts.iter().map(|part| (part.name, part.text.as_str())));
     let packed = pack(&files, now_s);

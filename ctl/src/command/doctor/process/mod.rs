@@ -234,7 +234,7 @@ impl ProcessCheck<'_> {
         let (Some(age_s), Some(up_s)) = (self.process.age_s, up_s) else { return };
         let (state, text, fix) = if up_s < CONNECT_S {
             let text = format!("gpumemd has run for {up_s} s, and the process for {age_s} s");
-            (State::Ok, text, "wait: agents try to connect every 5 s at least")
+            (State::Ok, text, "wait: agents try to connect at least every 5 s")
         } else if age_s < CONNECT_S {
             (
                 State::Ok,

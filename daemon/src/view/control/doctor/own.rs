@@ -127,7 +127,7 @@ pub(super) fn add_findings(context: &ViewContext, health: &Health, findings: &mu
     for &(check, subject, count, what, remedy) in COUNTERS {
         let number = context.stats.get(count);
         if number > 0 {
-            let text = format!("{number} {what} since the start");
+            let text = format!("{what}: {number} since the start");
             findings.push(finding(check, State::Warn, subject, text, Some(remedy)));
         }
     }

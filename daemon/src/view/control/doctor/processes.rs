@@ -30,8 +30,8 @@ pub(super) fn add_findings(
     let covered = living().filter(|process| process.coverage.covered).count();
     if uncovered.is_empty() {
         let text = match covered {
-            0 => "none uses a GPU now".to_owned(),
-            covered => format!("{covered} covered, none without an agent"),
+            0 => "no process uses a GPU now".to_owned(),
+            covered => format!("{} with an agent, none without", count(covered)),
         };
         findings.push(finding(Check::Uncovered, State::Ok, "processes", text, None));
     } else {
@@ -46,7 +46,7 @@ pub(super) fn add_findings(
         };
         let text = format!(
             "{} without an agent ({covered} covered) {} {total}, of which only the sum is known{of}{more}",
-            uncovered.len(),
+            count(uncovered.len()),
             if uncovered.len() == 1 { "holds" } else { "hold" }
         );
         let fix = match uncovered.iter().find(|(_, process)| viewer.sees(process.facts.uid)) {
@@ -76,10 +76,14 @@ pub(super) fn add_findings(
     let partial: Vec<String> = partial.map(|process| process.key.pid.to_string()).collect();
     if !partial.is_empty() {
         let first = partial[..partial.len().min(NAMED)].join(", ");
-        let text = format!("{} lost records, so their sums are bounds: pid {first}", partial.len());
+        let text = format!("{} lost records; sums of them are bounds: pid {first}", count(partial.len()));
         let fix = "for programs that report in bursts, set GPUMEM_RING_SLOTS=262144; for many live allocations, raise agent.rows_per_process";
         findings.push(finding(Check::Partial, State::Warn, "processes", text, Some(fix)));
     }
+}
+
+fn count(processes: usize) -> String {
+    format!("{processes} {}", if processes == 1 { "process" } else { "processes" })
 }
 
 fn used(process: &ProcessView) -> u64 {
