@@ -21,7 +21,7 @@
  *
  * Other calls report what the process holds (gpumem_dumps, gpumem_report, gpumem_memory_info) or write recordings
  * (gpumem_start, gpumem_stop, gpumem_dump). These wait for the agent's thread, for a few seconds at most. No other call
- * blocks. Each call's units and errors, and the equivalents of earlier profilers' calls, are in docs/c-api.md. */
+ * blocks. The equivalents of earlier profilers' calls are in docs/c-api.md. */
 #ifndef GPUMEM_H
 #define GPUMEM_H
 
