@@ -53,7 +53,7 @@ pub(super) fn facts(report: &Report<'_>, device: &Device, times: Times, out: &mu
         let unit = Unit::for_largest(sum_of(&others));
         let name = |tag: &str| if tag.is_empty() { NO_TAG.to_owned() } else { clean_name(tag) };
         let named = others.iter().map(|(tag, bytes)| (name(tag), *bytes));
-        out.prose(&list("Others consists of", unit, named, NAMED));
+        out.prose(&list("in Others", unit, named, NAMED));
     }
     inherited(report, device, out);
     // The memory of other processes at a past time is not recorded.
@@ -151,8 +151,14 @@ pub(crate) fn device_parts(device: &Device) -> Option<Vec<(String, i64)>> {
 fn equation(unit: Unit, parts: &[(String, i64)]) -> String {
     let total = unit.round(sum_of(parts));
     let shown = apportioned(unit, total, parts);
-    let shown: Vec<String> = shown.iter().map(|(name, amount)| format!("{amount} {name}")).collect();
-    format!("{} = {}", shown.join(" + "), unit.print(total))
+    let mut text = String::new();
+    for (name, amount) in shown {
+        let (sign, amount) =
+            amount.strip_prefix('-').map_or((" + ", amount.as_str()), |amount| (" - ", amount));
+        text +=
+            &format!("{}{amount} {name}", if text.is_empty() { sign.trim_matches([' ', '+']) } else { sign });
+    }
+    format!("{text} = {}", unit.print(total))
 }
 
 /// Adds the line on memory that is not part of `tracked`.

@@ -50,7 +50,7 @@ pub(super) fn tail(report: &Report<'_>, out: &mut Lines) {
     if let Some((tag, winner, loser)) = conflicts.first() {
         let match_ = if conflicts.len() == 1 { "matches" } else { "match" };
         out.prose(&format!(
-            "rules: {} {match_} two categories, of which the first counts: {tag} is {winner}, not {loser}",
+            "rules: {} {match_} two categories; the first counts: {tag} is {winner}, not {loser}",
             plural(conflicts.len() as u64, "tag"),
         ));
     }
