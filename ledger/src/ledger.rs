@@ -51,7 +51,6 @@ struct OpenReading {
     device_samples: u32,
     /// Used bytes of all listed processes; `None` if those of a process are unknown.
     listed_bytes: Option<u64>,
-    /// Listed processes and their used bytes.
     processes: Vec<(ProcessKey, u64)>,
 }
 
@@ -144,7 +143,6 @@ impl Ledger {
         }
     }
 
-    /// Returns the index of a process, adding it if it is new.
     #[inline]
     fn process(&mut self, key: ProcessKey) -> usize {
         if let Some((last, index)) = self.last
@@ -531,8 +529,7 @@ impl Ledger {
         self.find(key).map(iterations).unwrap_or_default()
     }
 
-    /// Returns the individual parameters and gradients of an account, by its index in
-    /// [`ProcessView::accounts`](crate::ProcessView).
+    /// Returns the parameters and gradients of an account, by its index in [`ProcessView::accounts`](crate::ProcessView).
     pub fn parameters(&self, key: ProcessKey, account: usize) -> Parameters {
         self.find(key).map(|process| process.holdings.parameters(account)).unwrap_or_default()
     }

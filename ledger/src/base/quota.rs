@@ -60,7 +60,6 @@ impl RefusedRecords {
     }
 }
 
-/// Estimated memory that the ledger uses for one process.
 #[derive(Debug, Default)]
 pub(crate) struct MemoryUse {
     /// Number of records until the memory use is estimated again.
@@ -103,7 +102,6 @@ impl MemoryUse {
     }
 }
 
-/// Limits, and the estimated bytes of all processes and of each user.
 #[derive(Debug)]
 pub(crate) struct Quotas {
     pub limits: Limits,
@@ -141,7 +139,6 @@ impl Quotas {
         *of_user = of_user.saturating_add(bytes);
     }
 
-    /// Returns the limit that a process of this user with this number of rows has reached.
     pub fn full(&self, user: Option<u64>, rows: usize) -> Option<QuotaExceeded> {
         let of_user = self.users.get(&user).copied().unwrap_or(0);
         if rows >= self.limits.rows_per_process {

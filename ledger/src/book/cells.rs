@@ -95,8 +95,7 @@ pub use gpumem_model::timeline::MAX_CELLS as MAX_POINT_CELLS;
 pub(crate) const MAX_NAMED: usize = 40;
 pub(crate) const OVERFLOW_TAG: u32 = u32::MAX;
 
-/// All cells of a process; a cell sums bytes with the same class, tag, role, phase, library and pool. Rows (live allocations and
-/// blocks) refer to cells by [`CellId`].
+/// All cells of a process. Rows (live allocations and blocks) refer to a cell by [`CellId`].
 #[derive(Debug)]
 pub(crate) struct CellTable {
     pub keys: Vec<CellKey>,

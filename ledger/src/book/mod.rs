@@ -40,7 +40,6 @@ struct Cell {
     role: u8,
 }
 
-/// Minimum and maximum of a signed amount.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Range {
     pub min: i64,
@@ -79,7 +78,6 @@ pub struct Window {
     pub last: i64,
 }
 
-/// Amounts by cell of one process on one device; see the module's documentation.
 #[derive(Debug, Default)]
 pub(crate) struct Book {
     cells: Vec<Cell>,
@@ -265,13 +263,11 @@ impl Book {
         (self.high, self.slot_end_ns) = (Moment::NONE, 0);
     }
 
-    /// Returns the bytes of a cell at the fullest moment of the open slot.
     pub fn at_high(&self, id: CellId) -> i64 {
         let cell = self.cells.get(id as usize);
         cell.map_or(0, |cell| if cell.epoch == self.epoch { cell.at_high } else { cell.now })
     }
 
-    /// Returns the nonzero amounts by cell.
     pub fn sparse(&self, amount: impl Fn(CellId) -> i64) -> Vec<(CellId, i64)> {
         (0..self.cells.len() as CellId).map(|id| (id, amount(id))).filter(|(_, bytes)| *bytes != 0).collect()
     }
@@ -356,7 +352,6 @@ impl Book {
             .map_or(0, |cell| if cell.epoch >= self.peak.epoch { cell.at_peak } else { cell.now })
     }
 
-    /// Returns the present bytes of all cells, by cell id.
     pub fn amounts(&self) -> Vec<i64> {
         self.cells.iter().map(|cell| cell.now).collect()
     }

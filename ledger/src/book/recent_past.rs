@@ -77,7 +77,6 @@ impl BookHistory {
         self.complete_after_ns = Some(now_ns);
     }
 
-    /// Whether changes are kept.
     #[inline]
     pub fn is_on(&self) -> bool {
         self.complete_after_ns.is_some()

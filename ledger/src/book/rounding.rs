@@ -19,7 +19,6 @@ pub const ROUNDING_RULE: RoundingRule = RoundingRule { granule: 2 << 20, shared_
 
 pub(crate) const GRANULE: i64 = ROUNDING_RULE.granule as i64;
 
-/// Rounds `bytes` up to whole granules.
 pub(crate) fn whole_granules(bytes: i64) -> i64 {
     bytes.wrapping_add(bytes.wrapping_neg().rem_euclid(GRANULE))
 }

@@ -40,7 +40,6 @@ impl Point {
         point
     }
 
-    /// Reduces the amounts to the maximum number of cells.
     fn fold(&mut self, cells: &CellTable) {
         let view = &mut self.view;
         if view.amounts.len() > MAX_POINT_CELLS {

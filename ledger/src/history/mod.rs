@@ -1,5 +1,3 @@
-//! History of a process: data that the program reports (counters, ranges, marks), and points for detecting leaks.
-
 pub(crate) mod counters;
 mod period;
 pub(crate) mod program_data;

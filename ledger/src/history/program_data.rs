@@ -10,7 +10,6 @@ use gpumem_wire::{Layer, LayerState};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-/// Data that one program reports apart from its memory.
 #[derive(Debug)]
 pub(crate) struct ProgramData {
     pub layers: Layers,
@@ -37,7 +36,6 @@ impl ProgramData {
         self.ranges.restart();
     }
 
-    /// Returns counters and ranges up to `now_ns`; `name` returns the path of a tag.
     pub fn view(&self, now_ns: u64, name: impl Fn(u32) -> Option<Arc<str>>) -> program_data::ProgramData {
         let counters = self.counters.view(now_ns, &name);
         let mut view = program_data::ProgramData {
@@ -83,7 +81,6 @@ impl Layers {
         self.0.iter().map(view).collect()
     }
 
-    /// Whether a layer was last reported in this state.
     pub fn is(&self, layer: Layer, state: LayerState) -> bool {
         self.0.get(&layer).is_some_and(|(last, _)| *last == state)
     }

@@ -44,7 +44,6 @@ impl Ranges {
         Ranges { max_spans, ..Ranges::default() }
     }
 
-    /// Begins or ends a range of the stamp's thread and tag.
     pub fn edge(&mut self, stamp: &Stamp, edge: Edge) {
         match edge {
             Edge::Begin => self.begin(stamp),
@@ -117,7 +116,6 @@ impl Ranges {
         *self = Ranges { open: std::mem::take(&mut self.open), step_ns: self.step_ns, ..fresh };
     }
 
-    /// Fills in the fields of `view` about ranges; `name` returns the path of a tag.
     pub fn view(&self, name: impl Fn(u32) -> Option<Arc<str>>, view: &mut ProgramData) {
         let mut open: Map<u32, u64> = Map::default();
         for (tag, _) in self.open.values().flatten() {

@@ -15,7 +15,6 @@ pub(super) struct Ring {
     pub points: Vec<(u64, u64)>,
     /// Index and time of the latest sample, also of one that did not count.
     pub latest: (u64, u64),
-    /// Bytes at each point.
     pub columns: Vec<Vec<i64>>,
 }
 

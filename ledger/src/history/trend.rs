@@ -103,13 +103,9 @@ const FIXED: usize = 4;
 /// In place of a column index: the cell has never changed.
 const CONSTANT: usize = usize::MAX;
 
-/// Amounts of a book at one moment.
 struct Sample<'b> {
-    /// Number of cells.
     count: usize,
-    /// Returns the bytes of a cell.
     amount: &'b dyn Fn(CellId) -> i64,
-    /// Cells of unused bytes.
     unused: &'b [CellId],
     pinned: i64,
 }
@@ -252,7 +248,6 @@ pub fn rise(points: &[i64]) -> u64 {
 pub(crate) struct Trend {
     steps: Track,
     passes: Track,
-    /// Number of forward passes that have begun.
     pass_count: u64,
     /// `None` once the program has reported enough steps.
     periods: Option<(Period, Track)>,
@@ -285,7 +280,6 @@ impl Trend {
         }
     }
 
-    /// Samples the book at the begin of a forward pass.
     pub fn forward_pass(&mut self, time_ns: u64, book: &Book) {
         self.passes.sample_book(self.pass_count, time_ns, book);
         self.pass_count += 1;
@@ -339,7 +333,6 @@ impl Trend {
     }
 }
 
-/// Points of memory over time from which reports judge a process's growth.
 #[derive(Debug, Default)]
 pub(crate) struct Trends {
     /// Trends by book; the list grows when a book is first sampled.

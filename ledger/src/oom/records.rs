@@ -47,7 +47,6 @@ const MAX_ENTRIES: usize = 32;
 const MAX_STACKS: usize = 128;
 const MAX_STACK_BYTES: usize = 4096;
 
-/// Out-of-memory entries of a process.
 #[derive(Debug, Default)]
 pub(crate) struct Ooms {
     pub entries: Vec<OomEntry>,

@@ -119,8 +119,8 @@ impl Account {
         by_then.fold(self.adopted, |sum, (_, bytes)| sum.wrapping_add(*bytes))
     }
 
-    /// Whether a sample determines the baseline bytes: the first sample does, and the first certain one, unless the agent reported
-    /// these bytes. `late`: the agent started after the first allocation; else no sample does.
+    /// Whether a sample determines the baseline bytes: the first sample does, and later the first certain one. No sample does if
+    /// the agent started before the first allocation (`late` is false), or if it reported the baseline bytes.
     pub fn settles_baseline(&self, sample: &ClosedSample, late: bool) -> bool {
         late && !self.is_settled && (sample.is_certain() || self.predates.is_none())
     }

@@ -88,7 +88,6 @@ impl Process {
         }
     }
 
-    /// Books records of pools, segments, retags (late names) and contexts.
     fn book_pools(&mut self, record: &Record<'_>) {
         let stamp: &Stamp = &record.stamp;
         match record.body {
@@ -152,7 +151,6 @@ impl Process {
         self.accounts[usize::from(book)].causes.note_event(Event::of(stamp, time_ns, what));
     }
 
-    /// Handles records of names, and of what the program reports: phases, steps, marks, counters, ranges.
     fn book_program_data(&mut self, record: &Record<'_>) {
         let stamp: &Stamp = &record.stamp;
         match record.body {
@@ -186,7 +184,6 @@ impl Process {
         }
     }
 
-    /// Handles records of the agent's state, of the stream (losses, watermarks, resyncs), and of failed calls.
     fn book_stream_state(&mut self, record: &Record<'_>) {
         let stamp: &Stamp = &record.stamp;
         match record.body {

@@ -43,7 +43,6 @@ pub(crate) struct Process {
     pub coverage: Coverage,
     pub stream: Stream,
     pub samples: Samples,
-    /// Marks, counters, ranges and layers that the program reports.
     pub program: ProgramData,
     pub ooms: Ooms,
     /// Paths of libraries, by the id that the agent assigned.
@@ -56,7 +55,6 @@ pub(crate) struct Process {
     pub slots: [u8; 256],
     /// Time of the process's end (ns), and its wait status if known.
     pub ended: Option<(u64, Option<u64>)>,
-    /// Estimated memory that the ledger uses for the process.
     pub memory_use: MemoryUse,
     /// Time of the last free of an unknown address that may be older than the agent; 0 for none.
     pub baseline_freed_ns: u64,
@@ -102,7 +100,6 @@ impl Process {
         self.restart_history(self.stream.applied_ns);
     }
 
-    /// Books a record of this process's agent.
     #[inline]
     pub fn apply(&mut self, record: &Record<'_>) {
         if let Body::Hello { instance, .. } = record.body {
@@ -215,7 +212,6 @@ impl Process {
         coverage
     }
 
-    /// Returns the counts of records that contradicted the known state.
     pub fn odd(&self) -> AnomalyCounts {
         let overflowed = self.holdings.cells.overflowed;
         AnomalyCounts { overflowed, ..self.holdings.anomalies }

@@ -14,7 +14,6 @@ pub(crate) struct Resync {
     pub confirms: bool,
 }
 
-/// Tracks a process's record stream: which numbered records came, and which are missing.
 #[derive(Debug, Default)]
 pub(crate) struct Stream {
     /// Number of the latest record that has a sequence number.

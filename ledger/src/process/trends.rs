@@ -19,7 +19,6 @@ impl Process {
         }
     }
 
-    /// Samples a book at the begin of a forward pass.
     pub fn begin_forward_pass(&mut self, book: u8, time_ns: u64) {
         self.holdings.pass_begins = false;
         if let Some((trend, book)) = self.trend(usize::from(book)) {
@@ -41,7 +40,6 @@ impl Process {
         }
     }
 
-    /// Adds the amounts of an NVML sample to the trend of a book.
     pub fn add_sample_to_trends(&mut self, book: u8, time_ns: u64, amounts: &[i64]) {
         if let Some((trend, book)) = self.trend(usize::from(book)) {
             trend.sample(time_ns, amounts, book);

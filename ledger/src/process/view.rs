@@ -90,7 +90,6 @@ impl Process {
         Arc::clone(self.view.get_or_init(|| Arc::new(process_view(self))))
     }
 
-    /// Returns whether a kept view equals a new one.
     pub(crate) fn has_true_view(&self) -> bool {
         self.view.get().is_none_or(|view| **view == process_view(self))
     }

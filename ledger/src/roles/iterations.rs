@@ -57,7 +57,6 @@ impl Iterations {
         level.reach(bytes);
     }
 
-    /// Marks the open iteration as incomplete, because records were lost.
     pub fn lose(&mut self) {
         self.open.iter_mut().for_each(|open| open.partial = true);
     }

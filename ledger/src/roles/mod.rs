@@ -1,5 +1,3 @@
-//! Data from which roles (parameter, gradient, activation, ...) are derived, and the memory of each role in each iteration.
-
 pub(crate) mod iterations;
 pub(crate) mod parameters;
 pub(crate) mod state;

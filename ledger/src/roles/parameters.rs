@@ -80,7 +80,6 @@ impl Parameters {
         true
     }
 
-    /// Ends the iteration that began at `start_ns`.
     pub fn close(&mut self, start_ns: u64, book: &Book) {
         self.last.resize(self.columns.len(), 0);
         self.gradients.resize(self.columns.len(), 0);

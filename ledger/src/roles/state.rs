@@ -168,7 +168,6 @@ pub(crate) struct RestatedBlock {
     pub address: u64,
 }
 
-/// What a process reports about its phases.
 #[derive(Debug, Default)]
 pub(crate) struct PhaseReports {
     /// Phase of the last `PhaseBegin` record.
@@ -185,7 +184,6 @@ pub(crate) struct PhaseReports {
     pub is_replay: bool,
 }
 
-/// Returns the index of a size in [`WORKSPACE_BYTES`].
 pub(crate) fn workspace_index(bytes: u64) -> Option<usize> {
     WORKSPACE_BYTES.iter().position(|&size| size == bytes)
 }

@@ -171,7 +171,6 @@ impl UndecidedBlocks {
         self.entries.get(at as usize).map(|entry| (at, *entry))
     }
 
-    /// Returns the sum of the blocks in a list (bytes).
     pub fn sum(&self, list: List) -> i64 {
         self.chains[list as usize].bytes
     }

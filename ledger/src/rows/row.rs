@@ -105,8 +105,8 @@ pub(crate) fn side_bytes(beside: &mut SideMemory, kind: MemoryKind) -> Option<&m
     }
 }
 
-/// Counts of records that contradicted the known state or exceeded a limit. Without lost records, all are 0 except `overflowed` and
-/// `devices_beyond`.
+/// Counts of records that contradicted the known state or exceeded a limit. If all records arrive and are correct, all counts are 0
+/// except `overflowed` and `devices_beyond`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct AnomalyCounts {

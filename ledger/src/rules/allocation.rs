@@ -89,7 +89,6 @@ impl Holdings {
         }
     }
 
-    /// Whether a segment can lie in this allocation.
     pub fn can_hold_segments(&self, row: &Row) -> bool {
         matches!(row.kind, MemoryKind::Device | MemoryKind::Pitched | MemoryKind::Array | MemoryKind::Unknown)
             && !row.is(Row::UNBOOKED)

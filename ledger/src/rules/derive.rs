@@ -412,7 +412,6 @@ impl Holdings {
         }
     }
 
-    /// Subtracts `mistaken` bytes of a cell from the gradients of the open iteration.
     fn correct_gradients(&mut self, book: u8, cell: CellId, mistaken: i64) {
         let at = usize::from(book);
         self.roles[at].iterations.correct_gradients(cell, mistaken, &self.books[at]);

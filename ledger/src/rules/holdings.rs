@@ -94,7 +94,6 @@ impl Holdings {
         }
     }
 
-    /// Whether there is live memory allocated from the driver.
     #[inline]
     pub fn has_driver_rows(&self) -> bool {
         !self.allocations.is_empty() || !self.backings.is_empty() || !self.mappings.is_empty()

@@ -1,5 +1,3 @@
-//! Booking rules: the effect of a record on the rows and books of its process.
-
 mod allocation;
 mod derive;
 pub(crate) mod holdings;

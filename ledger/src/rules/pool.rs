@@ -219,7 +219,6 @@ impl Holdings {
         self.book(book).post(IDLE, delta);
     }
 
-    /// Books a stream-ordered allocation from a driver pool.
     #[inline]
     pub fn allocate_from_pool(&mut self, index: u32, cell: CellId, bytes: u64) {
         let pool = &mut self.pools[index as usize];
@@ -231,7 +230,6 @@ impl Holdings {
         self.book(book).shift(IDLE, cell, bytes as i64);
     }
 
-    /// Books the free of a stream-ordered allocation.
     #[inline]
     pub fn free_to_pool(&mut self, index: u32, cell: CellId, bytes: u64) {
         let pool = &mut self.pools[index as usize];

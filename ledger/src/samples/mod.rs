@@ -1,3 +1,1 @@
-//! Samples: NVML readings of a process, joined with its records.
-
 pub(crate) mod pending;

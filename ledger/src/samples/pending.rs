@@ -365,12 +365,10 @@ impl Samples {
         self.pending.iter().position(of_book).map(|at| self.pending.remove(at))
     }
 
-    /// Returns the earliest end of the readings of pending samples.
     pub fn first_end_ns(&self) -> Option<u64> {
         self.pending.iter().filter_map(|pending| pending.t1_ns).min()
     }
 
-    /// Sets the bytes that NVML charges in a reading.
     pub fn set_used(&mut self, book: u8, number: u64, used: Result<u64, Absence>) {
         // Numbers may repeat after a restart of the daemon, so the youngest reading counts.
         if let Some(pending) = self.pending.iter_mut().rfind(|pending| pending.is(book, number)) {

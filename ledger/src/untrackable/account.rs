@@ -16,7 +16,6 @@ struct Boundary {
     predates: i64,
 }
 
-/// Causes of the untrackable bytes of one account.
 #[derive(Debug, Default)]
 pub(crate) struct Causes {
     pub since_boundary: SinceBoundary,
@@ -106,7 +105,6 @@ impl Causes {
         self.steps.add(change_between(span, parts, doubt, &due, &shares, unseen, context));
     }
 
-    /// Returns all steps by time; see [`Cause::Smaller`].
     pub fn steps(&self) -> Arc<[UntrackableChange]> {
         self.steps.all()
     }

@@ -249,7 +249,6 @@ impl ContextChanges {
     }
 }
 
-/// Conditions that hold for all events of one step.
 struct StepConditions {
     /// Whether events get no bytes.
     in_doubt: bool,
