@@ -361,7 +361,6 @@ fn late_recording(records: u64, coverage: &gpumem_ledger::Coverage) -> Option<Ca
     Some(Caveat { code: "late".into(), text })
 }
 
-/// Returns the OOM records of a process on one device.
 fn ooms_of(process: &ProcessView, account: usize, now_ns: u64) -> Vec<run::Oom> {
     let here = process.ooms.iter().filter(|(of, _)| *of == account).map(|(_, oom)| oom.clone());
     let mut ooms: Vec<run::Oom> = here.collect();
@@ -435,7 +434,6 @@ fn has_bytes(account: &AccountView) -> bool {
         || account.beside != gpumem_ledger::SideMemory::default()
 }
 
-/// Returns the caveats that concern only this process.
 fn caveats_of(process: &ProcessView) -> Vec<Caveat> {
     let mut caveats = Vec::new();
     for (index, account) in process.accounts.iter().enumerate() {

@@ -205,7 +205,6 @@ fn first_line(line: &[u8], path: &Path) -> Result<Head, Error> {
     Ok(head)
 }
 
-/// Returns a sentence that states where and when a run was exported.
 fn origin(from: &From) -> String {
     let time = gpumem_model::time::date_minute(from.time_s);
     let host = if from.host.is_empty() { "another machine" } else { &from.host };
@@ -213,7 +212,6 @@ fn origin(from: &From) -> String {
     format!("the run was exported on {host}{id}, at {time}")
 }
 
-/// Returns the hash of each piece of [`PIECE_BYTES`], in hexadecimal digits.
 fn checks(bytes: &[u8]) -> Vec<String> {
     bytes.chunks(PIECE_BYTES).map(|piece| format!("{:016x}", fnv1a(piece))).collect()
 }

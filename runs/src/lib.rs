@@ -4,7 +4,6 @@
 //! input, recording   file -> records
 //! builder            records -> ledger -> runs; keeps series and recent readings, see readings and live_series
 //! requests           the requests to PyTorch's allocator as a compact stream, kept with a run
-//! builder            records -> ledger -> runs; keeps series and recent readings, see readings
 //! export             a run as a file, for another machine
 //! store              runs in an SQLite file, checkpointed while they are open
 //! ```

@@ -16,12 +16,10 @@ pub(crate) struct LiveSeries {
 }
 
 impl LiveSeries {
-    /// Returns an empty series with this initial bucket width.
     pub fn new(width_ns: u64) -> Self {
         LiveSeries { packed: Vec::new(), recent: Series::new(width_ns) }
     }
 
-    /// See [`Series::add_sample`].
     pub fn add_sample(
         &mut self,
         time_ns: u64,
@@ -35,14 +33,12 @@ impl LiveSeries {
         self.pack();
     }
 
-    /// See [`Series::add_tracked`].
     pub fn add_tracked(&mut self, start_ns: u64, extremes: Extremes) {
         self.unpack_for(start_ns);
         self.recent.add_tracked(start_ns, extremes);
         self.pack();
     }
 
-    /// Returns all buckets as a series.
     pub fn to_series(&self) -> Series {
         let mut buckets = self.unpacked();
         buckets.extend_from_slice(&self.recent.buckets);

@@ -43,13 +43,11 @@ impl ProcessSeries {
         &mut self.series[at].1
     }
 
-    /// Returns the series of a device, if there is one.
     pub fn series(&self, place: AccountRef) -> Option<&LiveSeries> {
         self.series.iter().find(|(known, _)| *known == place).map(|(_, series)| series)
     }
 }
 
-/// Series and counts of each process.
 pub(crate) type Processes = HashMap<ProcessKey, ProcessSeries, foldhash::fast::RandomState>;
 
 /// Used bytes and key of processes that NVML listed in a reading.
@@ -98,7 +96,6 @@ impl RecentReadings {
         readings.get_mut(at).map(|(_, reading)| reading)
     }
 
-    /// Returns the reading with this number, if it is kept.
     pub fn get(&self, device: usize, number: u64) -> Option<&Reading> {
         let mut latest_first = self.devices.get(device)?.iter().rev();
         latest_first.find(|(known, _)| *known == number).map(|(_, reading)| reading)

@@ -66,7 +66,6 @@ impl<W: Write> Writer<W> {
     }
 }
 
-/// Tracks the origin of the records in a recording: the host or a process.
 struct Origins {
     /// Origin (host or process) of the next records; `None` before the first record that states one.
     now: Option<Origin>,

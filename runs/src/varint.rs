@@ -1,6 +1,5 @@
 //! Numbers as LEB128 varints of 64 bits.
 
-/// Appends a varint.
 pub(crate) fn put(out: &mut Vec<u8>, mut value: u64) {
     while value >= 0x80 {
         out.push(value as u8 | 0x80);

@@ -148,7 +148,6 @@ impl Reader<'_> {
         Some(())
     }
 
-    /// Reads an entry about memory at an address.
     fn memory(&mut self, operation: Operation, flags: u8, rest: &mut &[u8]) -> Option<()> {
         if flags & flags::POOL != 0 {
             self.pool = take(rest)?;

@@ -234,7 +234,6 @@ impl Program {
         (self.segments, self.blocks, self.mapped) = Default::default();
     }
 
-    /// Returns the number of entries of all maps.
     fn entries(&self) -> usize {
         let memory = self.mapped.len() + self.segments.len() + self.blocks.len();
         memory + self.tags.len() + self.pools.len() + self.older.len()
@@ -253,7 +252,6 @@ impl Program {
         )
     }
 
-    /// Whether a record belongs in the stream.
     fn concerns(&self, body: &Body<'_>) -> bool {
         match *body {
             Body::BlockAlloc { pool, .. }
@@ -382,7 +380,6 @@ impl Program {
         false
     }
 
-    /// Writes the whole state.
     fn write(&self, out: &mut Encoder, time_ns: u64) {
         let before = out.bytes.len();
         *out = Encoder { bytes: std::mem::take(&mut out.bytes), has_state: true, ..Encoder::default() };
@@ -451,7 +448,6 @@ impl Encoder {
         self.ticks = ticks;
     }
 
-    /// Begins an entry about memory at an address.
     fn memory(&mut self, operation: Operation, flags: u8, address: u64, pool: u64) {
         let is_other_pool = std::mem::replace(&mut self.pool, pool) != pool;
         self.begin(operation, flags | if is_other_pool { flags::POOL } else { 0 });

@@ -44,7 +44,6 @@ const LEVEL: u8 = 6;
 /// Number of entries after which an unchanged part is dropped from memory. Its next change is written as a whole part.
 const MAX_IDLE_ENTRIES: u64 = 8;
 
-/// The log, open for appending.
 #[derive(Debug)]
 pub(super) struct DeltaLog {
     file: File,
@@ -198,7 +197,6 @@ pub(super) struct Heartbeat {
 /// Content of a log.
 #[derive(Debug, Default)]
 pub(super) struct Deltas {
-    /// Changes of each run, by its id.
     pub runs: HashMap<i64, RunDeltas>,
     pub heartbeat: Heartbeat,
 }

@@ -87,7 +87,6 @@ pub(super) fn write_own(db: &Connection, id: i64, own: &ProgramData) -> Result<(
     write_rows(db, Owner { run: id, device: None }, own_rows(own)?)
 }
 
-/// Returns all rows of program data.
 pub(super) fn own_rows(own: &ProgramData) -> Result<Rows> {
     let mut rows = BTreeMap::new();
     if !own.is_empty() {
@@ -136,7 +135,6 @@ fn write_rows(db: &Connection, owner: Owner, mut rows: Rows) -> Result<()> {
     Ok(())
 }
 
-/// Returns all rows of a device's details.
 pub(super) fn rows(details: &Details) -> Result<Rows> {
     let mut rows = BTreeMap::new();
     let mut rest = details.clone();
@@ -191,12 +189,10 @@ impl Stored {
         Stored { rows: BTreeMap::new(), of: format!("of {owner}") }
     }
 
-    /// Appends the next row of a name.
     pub(super) fn push(&mut self, name: &str, body: Value) {
         self.rows.entry(name.to_owned()).or_default().push(body);
     }
 
-    /// Returns the device details in the rows.
     pub(super) fn details(mut self) -> Result<Details> {
         let mut details: Details = self.text("rest")?.unwrap_or_default();
         if let Some(growth) = self.text("growth")? {
@@ -214,7 +210,6 @@ impl Stored {
         Ok(details)
     }
 
-    /// Returns the program data in the rows.
     pub(super) fn own(mut self) -> Result<ProgramData> {
         let mut own: ProgramData = self.text("rest")?.unwrap_or_default();
         own.counters.extend(self.list::<Counter>("counters")?);

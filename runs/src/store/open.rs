@@ -107,7 +107,6 @@ fn require_regular_file(path: &Path, found: &Metadata) -> Result<()> {
     }
 }
 
-/// Opens a store for reading.
 pub(super) fn read_only(path: &Path) -> Result<Connection> {
     match path.metadata() {
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
@@ -190,7 +189,6 @@ fn immutable(path: &Path) -> String {
     uri
 }
 
-/// Returns the path of a file with this suffix in the store's folder.
 pub(super) fn side_file(path: &Path, suffix: &str) -> PathBuf {
     let mut name = OsString::from(path);
     name.push(suffix);

@@ -29,7 +29,6 @@ const MAX_CELLS: usize = 4096;
 /// Maximum number of points of an unpacked chunk, far more than are written (16).
 const MAX_POINTS: usize = 1024;
 
-/// Packs points into a chunk.
 pub(super) fn pack_points(points: &[Point]) -> Vec<u8> {
     let mut out = Vec::new();
     let mut before: Option<&Point> = None;
@@ -80,7 +79,6 @@ pub(super) fn unpack_points(mut chunk: &[u8]) -> Option<Vec<Point>> {
     Some(points)
 }
 
-/// Packs columns of cells.
 pub(super) fn pack_columns(columns: &[(u32, Vec<i64>)]) -> Vec<u8> {
     let mut out = Vec::new();
     let mut last = 0;
@@ -113,7 +111,6 @@ pub(super) fn unpack_columns(mut packed: &[u8]) -> Option<Vec<(u32, Vec<i64>)>> 
     Some(columns)
 }
 
-/// Packs buckets of a series.
 pub(crate) fn pack_buckets(buckets: &[Bucket]) -> Vec<u8> {
     let (mut out, mut time_ns, mut lasts) = (Vec::new(), 0, [0_i64; 3]);
     for bucket in buckets {

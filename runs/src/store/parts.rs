@@ -45,7 +45,6 @@ fn key(name: &str, device: i64, seq: i64) -> Key {
     (at.unwrap_or(NAMES.len()) as u8, device, seq)
 }
 
-/// Returns the parts of a run.
 pub(super) fn parts(run: &Run) -> Result<Parts> {
     let mut parts = Parts::new();
     let head = Run {
@@ -117,7 +116,6 @@ fn put_rows(parts: &mut Parts, device: i64, rows: Rows) {
     }));
 }
 
-/// Returns the run that has these parts.
 pub(super) fn run(parts: &Parts) -> Result<Run> {
     let bad = || damaged("a part of a run cannot be read".into());
     let mut run: Run = from_json(parts.get(&key("run", 0, 0)).ok_or_else(bad)?)?;
@@ -180,7 +178,6 @@ pub(super) struct Figures {
     pub peak_used_bytes: Option<i64>,
 }
 
-/// Returns the figures in these parts.
 pub(super) fn figures(parts: &Parts) -> Result<Figures> {
     let mut figures = Figures::default();
     for (&(name, ..), bytes) in parts.iter().filter(|(_, bytes)| !bytes.is_empty()) {

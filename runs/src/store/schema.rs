@@ -38,7 +38,6 @@ use std::path::Path;
 /// Schema version that this program reads and writes: the number of steps.
 pub const VERSION: i64 = STEPS.len() as i64;
 
-/// Tables of all versions.
 const TABLES: [&str; 9] = ["run", "cell", "device", "moment", "amount", "bucket", "detail", "own", "request"];
 
 /// `STEPS[n]` upgrades version n to version n+1.

@@ -82,7 +82,6 @@ impl Steps {
         self.copy(end);
     }
 
-    /// Ends the step in progress.
     fn flush(&mut self) {
         put(&mut self.out, self.copy as u64);
         put(&mut self.out, self.skip as u64);

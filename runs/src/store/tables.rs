@@ -23,11 +23,9 @@ pub(super) trait Column: Sized {
 
 /// A type whose values are the rows of a table.
 pub(super) trait Table: Default {
-    /// Name of the table.
     const NAME: &'static str;
     /// Columns of the primary key. If the rows are a list, the last column is the index in the list.
     const KEY: &'static [&'static str];
-    /// The columns that are not part of the key.
     const COLUMNS: &'static [&'static str];
     /// Appends the values of the columns.
     fn put<'a>(&'a self, out: &mut Vec<ToSqlOutput<'a>>) -> Result<()>;
@@ -132,7 +130,6 @@ fn insert_sql<T: Table>() -> String {
     format!("INSERT INTO {} ({}) VALUES ({marks})", T::NAME, names.join(", "))
 }
 
-/// Runs a statement of [`insert`] or [`upsert`].
 pub(super) fn write<T: Table>(
     statement: &mut CachedStatement<'_>,
     key: &[&dyn ToSql],
@@ -157,7 +154,6 @@ pub(super) fn read_list<T: Table>(db: &Connection, key: &[&dyn ToSql]) -> Result
     dense(T::NAME, db.prepare_cached(&sql)?.query_map(key, row)?)
 }
 
-/// Reads the row with a key.
 pub(super) fn read_one<T: Table>(db: &Connection, key: &[&dyn ToSql]) -> Result<Option<T>> {
     let sql =
         format!("SELECT {} FROM {} WHERE {}", T::COLUMNS.join(", "), T::NAME, key_condition::<T>(key.len()));
