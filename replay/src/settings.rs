@@ -290,7 +290,7 @@ impl Settings {
     }
 }
 
-/// Returns whether the release has a setting that does not affect the model.
+/// Returns whether `key` is a setting of the release that does not affect the model.
 fn is_without_effect(key: &str, rules: Rules) -> bool {
     match key {
         "release_lock_on_cudamalloc" => rules.has_release_lock_key,

@@ -6,12 +6,12 @@ use std::collections::BTreeMap;
 /// How the driver chooses the address of a segment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SegmentAddresses {
-    /// Each segment above all earlier ones.
+    /// Each segment lies above all earlier ones.
     #[default]
     Rising,
-    /// Each segment below all earlier ones.
+    /// Each segment lies below all earlier ones.
     Falling,
-    /// Each segment in the lowest free range that is large enough.
+    /// Each segment lies in the lowest free range that is large enough.
     LowestFree,
 }
 

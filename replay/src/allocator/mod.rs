@@ -265,7 +265,6 @@ impl Allocator {
         block.map_or(Grown::Failed, Grown::Block)
     }
 
-    /// Returns whether the device has `bytes` more free bytes.
     fn has_room(&self, bytes: u64) -> bool {
         self.figures.reserved.now + self.device.other_bytes + bytes <= self.device.total_bytes
     }

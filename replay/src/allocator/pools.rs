@@ -63,7 +63,6 @@ impl Pool {
 /// The small and the large pool that belong together: of the process, of a graph, or of a `MemPool`.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Pair {
-    /// The small and the large pool.
     pub(crate) pools: [Pool; 2],
     /// Kind of a private pool; `None` for the default pools of the process.
     pub(crate) kind: Option<PoolKind>,
