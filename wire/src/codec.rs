@@ -326,7 +326,7 @@ records! {
     101 ProcessGone { start_ticks: u64 => address, status: Reading => bytes }
     /// Whether NVML can be read (on `device`, unless that is none), and the reason if not.
     102 Source { up: bool => detail, reason: &'a str => payload }
-    /// Time passes: nothing else happened up to `time_ns`.
+    /// Nothing else happened up to `time_ns`.
     103 Tick { }
 
     /// Highest memory use of pid `thread` on `device` since the start of the process, from the driver's accounting mode.
@@ -348,15 +348,15 @@ records! {
     112 Welcome { epoch: u64 => address, versions: u64 => bytes, capabilities: u64 => aux }
     /// Requests the whole state, to be sent between `ResyncBegin` and `ResyncEnd` with this `epoch`.
     113 ResyncRequest { epoch: u64 => address }
-    /// Starts or stops a recording by the agent to a file, in addition to this connection. Payload: the file, which must not
-    /// exist (empty for a name with host, rank and pid), then limits, each after a NUL: `steps=FIRST:LAST`, `for=SECONDS`,
-    /// `max_size=BYTES`. An agent refuses a limit that it does not know.
+    /// Requests that the agent starts or stops a recording to a file, in addition to this connection. Payload: the file, which
+    /// must not exist (empty for a name with host, rank and pid), then limits, each after a NUL: `steps=FIRST:LAST`,
+    /// `for=SECONDS`, `max_size=BYTES`. An agent refuses a limit that it does not know.
     114 RecordControl { on: bool => detail, path: &'a str => payload }
-    /// Stops sending records; the agent still tracks allocations.
+    /// Requests that the agent stops sending records; the agent still tracks allocations.
     115 Pause { }
-    /// Continues sending records; the agent first sends its state.
+    /// Requests that the agent sends its state, and then records again.
     116 Resume { }
-    /// Writes the current state to a file; the payload is as in `RecordControl`.
+    /// Requests that the agent writes its current state to a file; the payload is as in `RecordControl`.
     117 Dump { path: &'a str => payload }
 
     // On a separate connection without a Hello: a program requests its own report.

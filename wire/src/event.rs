@@ -8,10 +8,10 @@
 //! [`Flags::RESTATED`] and the original `seq`, between `ResyncBegin` and `ResyncEnd`. A row that is not repeated no longer
 //! exists.
 
-/// `Stamp::device` when a record concerns no device.
+/// Value of [`Stamp::device`] in a record that concerns no device.
 pub const NONE_DEVICE: u8 = 255;
 
-/// `context` of a `Lost` record whose records were withheld on request (mute or pause), not lost.
+/// Value of [`Stamp::context`] in a `Lost` record whose records were withheld on request (mute or pause) and are not lost.
 pub const WITHHELD: u32 = u32::MAX;
 
 /// Bits of [`Stamp::flags`].
@@ -19,13 +19,13 @@ pub const WITHHELD: u32 = u32::MAX;
 pub struct Flags(pub u8);
 
 impl Flags {
-    /// Repeats an earlier record in a resync: existing state, not a new event.
+    /// The record repeats an earlier one in a resync: it states what exists, not a new event.
     pub const RESTATED: Flags = Flags(1);
     /// The tag is the process's default tag, because the thread had no open scope.
     pub const INHERITED: Flags = Flags(2);
     /// The bytes are an estimate: those of arrays, and those read from logs that state MiB.
     pub const ESTIMATED: Flags = Flags(4);
-    /// Recorded under stream capture: a graph owns the bytes.
+    /// The record was made under stream capture: a graph owns the bytes.
     pub const CAPTURED: Flags = Flags(8);
     /// In a record that makes a row: the memory is older than the agent, which got it from its owner's list. In a record that
     /// removes a row: the agent withdraws its report; the memory is still allocated.
