@@ -133,7 +133,6 @@ impl<'s> Feed<'s> {
         self.host(Stamp { thread: pid, ..Stamp::default() }, body);
     }
 
-    /// Emits the end of a process.
     pub fn gone(&mut self, ProcessKey { pid, start_ticks }: ProcessKey) {
         let body = Body::ProcessGone { start_ticks, status: Reading::ABSENT };
         self.host(Stamp { thread: pid, ..Stamp::default() }, body);

@@ -94,7 +94,6 @@ fn unquote(text: &str) -> Option<(Cow<'_, str>, &str)> {
     }
 }
 
-/// Returns whether the beginning of a file contains `needle`.
 pub(super) fn contains(head: &[u8], needle: &[u8]) -> bool {
     head.windows(needle.len()).any(|window| window == needle)
 }

@@ -101,7 +101,6 @@ impl Row {
     }
 }
 
-/// Converts kB (with decimals) to bytes.
 fn kb_to_bytes(kb: f64) -> Option<u64> {
     let bytes = (kb * 1000.0).round();
     (0.0..1e18).contains(&bytes).then_some(bytes as u64)

@@ -30,7 +30,6 @@ const FIRST_WALL_US: u64 = 1_000_000_000_000_000;
 /// Maximum number of counters that are read, one for each kind of memory.
 const MAX_COUNTERS: usize = 64;
 
-/// Returns whether a file begins like a trace with MXNet's memory counters.
 pub(super) fn looks_like(head: &[u8]) -> bool {
     let has = |needle: &[u8]| contains(head, needle);
     let is_trace = is_array(head) || has(b"\"traceEvents\"");
@@ -124,7 +123,6 @@ impl Counter {
     }
 }
 
-/// A counter value.
 struct Reading {
     time_us: u64,
     bytes: u64,

@@ -35,7 +35,6 @@ pub(super) struct Objects<R> {
     pub offset: u64,
 }
 
-/// Parser state inside a JSON object.
 #[derive(Clone, Copy)]
 struct Inside {
     /// Number of brackets that are open at this place.

@@ -45,7 +45,6 @@ pub fn kept_requests(pieces: &[Vec<u8>], name: &Path, device: Option<u8>) -> Res
     requests.map_err(|what| Error::Unsuitable { path: name.into(), what })
 }
 
-/// A block in use.
 struct Live {
     seq: u64,
     bytes: u64,
@@ -69,9 +68,7 @@ struct Segment {
 struct History {
     device: u8,
     entries: Vec<Entry>,
-    /// Blocks in use, by address.
     live: HashMap<u64, Live>,
-    /// Segments, by address.
     segments: BTreeMap<u64, Segment>,
     /// Ids of private pools, by their numbers in the recording. A number is used again after its pool has ended.
     pools: HashMap<u16, u32>,
@@ -233,7 +230,6 @@ fn is_older(stamp: &Stamp) -> bool {
     stamp.flags.has(Flags::RESTATED) || stamp.flags.has(Flags::OLDER)
 }
 
-/// A program of a process.
 #[derive(Default)]
 struct Program {
     instance: u16,

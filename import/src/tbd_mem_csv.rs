@@ -36,7 +36,6 @@ pub(super) fn looks_like(head: &[u8]) -> bool {
 
 #[derive(Debug)]
 struct Columns {
-    /// Number of columns in the file.
     count: usize,
     /// Indices of the columns epoch, iteration, peak_cached, current_cached.
     keys: [usize; 4],
@@ -136,7 +135,7 @@ struct Rank {
     process: ProcessFeed,
     slot: u8,
     held: Composition,
-    /// Epoch and iteration of its last row.
+    /// Epoch and iteration of the last row of this process.
     step: (u64, u64),
 }
 

@@ -174,7 +174,6 @@ impl Arena {
         }
     }
 
-    /// Appends items to a container.
     pub fn fill(&mut self, container: Ref, items: &[Ref]) -> Result<(), Full> {
         if items.is_empty() {
             return Ok(());
@@ -220,7 +219,6 @@ impl Arena {
         Ok(())
     }
 
-    /// Returns the items of an extent.
     fn run(&self, extent: u32) -> &[Ref] {
         let extent = self.extents.get(extent as usize);
         let range = extent.map(|extent| extent.start as usize..extent.start as usize + extent.len as usize);

@@ -163,7 +163,6 @@ fn caveats(
     ]
 }
 
-/// Returns the number of values, and their sum.
 fn sums(bytes: impl Iterator<Item = u64>) -> (u64, u64) {
     bytes.fold((0, 0_u64), |(count, sum), bytes| (count + 1, sum.saturating_add(bytes)))
 }
@@ -189,7 +188,6 @@ fn figures(snapshot: &Snapshot, totals: &ReplayTotals) -> SnapshotFigures {
     }
 }
 
-/// Returns a sentence with the exact totals of a snapshot.
 fn in_words(figures: &SnapshotFigures) -> String {
     let waiting = match figures.pending_blocks {
         0 => String::new(),

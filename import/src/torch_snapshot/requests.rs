@@ -91,11 +91,8 @@ impl Requests {
 pub(crate) struct History<'a> {
     /// Entries, the oldest first.
     pub entries: &'a [Entry],
-    /// Blocks in use.
     pub blocks: Vec<Block>,
-    /// Bytes of segments.
     pub reserved_bytes: u64,
-    /// Whether some segments belong to private pools.
     pub has_private_pools: bool,
     /// Whether the entries state their pool.
     pub has_pools: bool,
@@ -110,7 +107,6 @@ impl History<'_> {
     }
 }
 
-/// Collects the events in order.
 #[derive(Default)]
 struct Collector {
     requests: Requests,
@@ -169,7 +165,6 @@ impl Collector {
     }
 }
 
-/// Returns the requests on a device of a snapshot.
 pub(super) fn of(arena: Arena, snapshot: &Snapshot, device: u8) -> Requests {
     let own = || snapshot.segments.iter().filter(|segment| !segment.is_host && segment.device == device);
     let blocks = snapshot.blocks.iter().filter(|block| !block.is_host && block.device == device);
@@ -184,7 +179,6 @@ pub(super) fn of(arena: Arena, snapshot: &Snapshot, device: u8) -> Requests {
     Requests { arena, ..of_history(history) }
 }
 
-/// Returns the requests of a history, the oldest first.
 fn of_history(history: History<'_>) -> Requests {
     let trace = history.entries;
     let mut collector = Collector::default();
