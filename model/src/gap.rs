@@ -14,7 +14,7 @@ pub struct UntrackableParts {
     /// Untrackable bytes of modules (code and globals); at most the size of their loadable sections.
     #[serde(skip_serializing_if = "is_zero")]
     pub modules_bytes: i64,
-    /// Stacks of kernels; from a model, or measured if NVML showed a change for them.
+    /// Bytes of stacks of kernels; from a model, or measured if NVML showed a change for them.
     #[serde(skip_serializing_if = "is_zero")]
     pub local_memory_bytes: i64,
     /// Bytes of the device-side printf FIFO and malloc heap; computed by a model.

@@ -138,7 +138,6 @@ impl Counter {
         }
     }
 
-    /// Appends the data of a later run of the same life.
     fn append(&mut self, later: Counter) {
         // Between the two runs the counter kept the last value of the earlier one.
         let between_ns = later.since_ns.saturating_sub(self.until_ns);
@@ -185,7 +184,7 @@ impl Range {
     }
 }
 
-/// Shown instead of a name whose record was lost.
+/// Text that is shown instead of a name whose record was lost.
 pub const LOST: &str = "(its name was lost)";
 
 impl ProgramData {

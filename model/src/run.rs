@@ -1,7 +1,4 @@
 //! A run: the life of one process on its GPUs, as it is stored and reported.
-//!
-//! All sums of a [`Moment`] are exact: tracked bytes are the sum of its amounts, and used bytes are predates + tracked +
-//! untrackable bytes if all three are known.
 
 pub use crate::cell::{Amounts, Cell, Class};
 pub use crate::coverage::{BlindWindow, Coverage, Mark, Part, Program, SUBSCRIPTION_HELD};

@@ -1,5 +1,5 @@
 //! Memory that a process held on a device over time, by cell (class, tag, role, phase, library and pool), in a bounded number of
-//! points. Serves charts and requests for past moments.
+//! points. Charts and requests for past moments use it.
 
 use crate::cell::Amounts;
 use crate::fields::{Timed, fields};
