@@ -169,7 +169,6 @@ impl<'s> Trace<'s> {
         Some(())
     }
 
-    /// Emits the earliest `count` buffered values.
     fn emit_earliest(&mut self, count: usize) {
         self.window.sort_by_key(|reading| reading.time_us); // stable: values of the same microsecond keep their order
         let later = self.window.split_off(count.min(self.window.len()));

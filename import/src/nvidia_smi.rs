@@ -38,7 +38,6 @@ enum Columns {
     /// The file has TensorBoard's columns: wall time, step, value.
     Scalar,
     Processes {
-        /// Number of columns.
         count: usize,
         time: Option<usize>,
         /// Column that identifies the GPU best: UUID, else another one.

@@ -422,7 +422,7 @@ impl Ledger {
         }
     }
 
-    /// Whether there are closed samples or ended windows to take. They accumulate, so callers check this after each record.
+    /// Whether there are closed samples or ended windows to take. Both accumulate, so callers check this after each record.
     #[inline]
     pub fn has_output(&self) -> bool {
         !self.samples.is_empty() || !self.windows.is_empty()
@@ -473,7 +473,8 @@ impl Ledger {
     }
 
     /// Begins a new part of a process's run, because a long run is stored in parts. Peaks and timelines restart with the amounts
-    /// held now; marks, complete iterations and out-of-memory entries whose outcome is known are cleared. Everything else continues.
+    /// held now; marks, complete iterations and out-of-memory entries whose outcome is known are cleared. Everything else
+    /// continues.
     pub fn begin_part(&mut self, key: ProcessKey, now_ns: u64) {
         let process = self.by_key.get(&key).and_then(|&index| self.processes.get_mut(index));
         if let Some(process) = process {

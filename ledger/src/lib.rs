@@ -20,7 +20,7 @@
 //!
 //! # Booking rules
 //!
-//! Each process has one **book** for each device. It has bytes by **cell**: class, tag, role, phase, library and pool together.
+//! Each process has one **book** for each device. A book has bytes by **cell**: class, tag, role, phase, library and pool together.
 //! `tracked` is the sum of the cells by construction: each rule below *posts* bytes to a cell (`tracked` changes) or *shifts*
 //! them between two cells (`tracked` does not change). Cells are signed and nothing is clamped, so a wrong report shows as a
 //! negative cell, not as a wrong total. `idle` is the cell of pool bytes in no block, `opaque` that of pools that report no

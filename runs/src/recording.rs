@@ -7,7 +7,7 @@ use gpumem_model::units::plural;
 use gpumem_wire::{Body, CodecError, MAJOR, Record, Stamp, frame};
 use std::io::{self, Read, Write};
 
-/// Number of bytes to read or write at once; it exceeds the longest frame. Fuzzing uses less, because it reads many small files.
+/// Number of bytes to read or write at once, more than the longest frame. Fuzzing uses less, because it reads many small files.
 const CHUNK_BYTES: usize = if cfg!(fuzzing) { 66 << 10 } else { 1 << 20 };
 const _: () = assert!(CHUNK_BYTES > frame::PREFIX_BYTES + frame::MAX_FRAME_BYTES);
 

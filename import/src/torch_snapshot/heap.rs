@@ -50,7 +50,7 @@ impl Default for Heap {
 }
 
 /// Returns the size of the block for a request that is served from `room` free bytes. The size is less than `room` only if the rest
-/// is large enough to be split off. It exceeds `room` if the request does not fit.
+/// is large enough to be split off. The size exceeds `room` if the request does not fit.
 pub(super) fn block_bytes(settings: &Settings, requested: u64, room: u64, is_expandable: bool) -> u64 {
     let rounded = rounded(settings, requested);
     match room.checked_sub(rounded) {

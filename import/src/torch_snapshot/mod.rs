@@ -1,8 +1,8 @@
 //! Reads PyTorch memory snapshots: files of `torch.cuda.memory._dump_snapshot()` or of OOM observers, and pickled `_snapshot()`.
 //!
-//! A pickle is a program for a stack machine. Ours cannot name or call code (opcode.rs, pickle.rs). The resulting values are
-//! converted to segments, blocks and history (model.rs). The history is undone back to its start, then replayed (heap.rs,
-//! replay.rs):
+//! A pickle is a program for a stack machine. The machine of this module cannot name or call code (opcode.rs, pickle.rs). The
+//! resulting values are converted to segments, blocks and history (model.rs). The history is undone back to its start, then
+//! replayed (heap.rs, replay.rs):
 //!
 //! ```text
 //! bytes -> opcode, pickle -> arena -> model -> heap (back), replay (forward) -> records

@@ -1,7 +1,7 @@
 //! Pickle opcodes of protocols 0 to 5: those that build plain values, and those that are rejected because they name or run code.
 //!
 //! A pickle is a program for a stack machine. A few opcodes import Python objects and call them, which makes a pickle dangerous.
-//! Our machine does not implement these opcodes: a file can only build lists, dicts, strings and numbers.
+//! The machine of pickle.rs does not implement these opcodes: a file can only build lists, dicts, strings and numbers.
 
 pub(super) mod op {
     #![allow(missing_docs)]

@@ -1,6 +1,6 @@
 //! Extracts the requests of a program to PyTorch's allocator on one device from the history of a snapshot, for a replay.
 //!
-//! The history does not contain calls of `empty_cache` and ends of private pools. They are inferred from entries that return
+//! The history does not contain calls of `empty_cache` and ends of private pools. Both are inferred from entries that return
 //! segments to the driver. If a new segment or an out-of-memory entry follows, the request that needed memory may be the cause.
 //! Otherwise it was `empty_cache`.
 

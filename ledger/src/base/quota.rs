@@ -7,7 +7,7 @@
 use crate::Map;
 use std::mem::size_of;
 
-/// Maximum number of records between two estimates of a process's memory; limits how far the process can exceed its limit. The
+/// Maximum number of records between two estimates of a process's memory, so that a process cannot exceed its limit by much. The
 /// first estimates are more frequent, because many processes have few records.
 const EVERY: usize = 1024;
 

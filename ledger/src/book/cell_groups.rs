@@ -14,7 +14,7 @@
 //! enough, or to the top. Half of the room is reserved for cells; the other half determines the minimum size of a group. Places
 //! that groups do not need go to cells. So repeated layers take no room from cells that exist once.
 //!
-//! **Invariant.** A cell's bytes are in the nearest group of its chain that has an amount. So they can be found later. It holds
+//! **Invariant.** A cell's bytes are in the nearest group of its chain that has an amount, so later changes find them. This holds
 //! because no group is added between a cell and a group that already contains the cell's bytes.
 //!
 //! A group has a cell of its own for its sum. That cell is created with the second member of the group (a cell, or a more specific

@@ -246,7 +246,6 @@ impl Book {
         is_peak
     }
 
-    /// Returns the fullest moment of the open slot; `None` without an open slot.
     pub fn high_moment(&self) -> Option<Moment> {
         self.high.is_some().then_some(Moment { epoch: self.epoch, ..self.high })
     }
@@ -390,8 +389,8 @@ impl Book {
         over
     }
 
-    /// Returns the open window if it has changed since the last call. It stays open, so calls do not change at which records
-    /// windows end. Later changes yield another window with the same start.
+    /// Returns the open window if it has changed since the last call. The window stays open, so calls do not change at which
+    /// records windows end. Later changes yield another window with the same start.
     pub fn partial_window(&mut self) -> Option<Window> {
         let is_old = self.is_reported && self.window == Range::at(self.settled);
         self.is_reported = true;

@@ -96,7 +96,6 @@ impl Counters {
         }
     }
 
-    /// Restarts all counters with their present values.
     pub fn restart(&mut self, now_ns: u64) {
         self.counters.iter_mut().for_each(|counter| counter.restart(now_ns));
         self.dropped = 0;

@@ -46,7 +46,6 @@ impl Ring {
         }
     }
 
-    /// Doubles the stride: merges points in pairs.
     fn widen(&mut self) {
         let all_count = self.stride < self.samples;
         self.stride = self.stride.saturating_mul(2);

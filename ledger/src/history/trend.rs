@@ -2,9 +2,9 @@
 //!
 //! **Sampling times.** The book is sampled at each `Step` record. A leak is memory that a step allocated and that is still held
 //! when the next step begins; temporary memory has been freed by then. The book is also sampled when a forward pass begins, for
-//! programs that only infer. It is sampled at the lowest moments of a stable period (period.rs), for programs without modules. All
-//! programs are also sampled when a window of the book ends or an NVML sample is closed, at most every quarter of a second. No
-//! record costs more because of that.
+//! programs that only infer. The book is sampled at the lowest moments of a stable period (period.rs), for programs without
+//! modules. All programs are also sampled when a window of the book ends or an NVML sample is closed, at most every quarter of a
+//! second. No record costs more because of that.
 //!
 //! **Points.** A point is the minimum of its first samples: those of eight steps, or of a minute. When all points are in use,
 //! neighbours are merged in pairs. While every sample of a pair counts, the merged point is the lower of the two; later it is the

@@ -68,7 +68,7 @@ impl Listing {
         holders.insert(0, holder(key, own, grown));
         let system = system_reserved_bytes.unwrap_or(0);
         let reported = used_bytes.saturating_add(free_bytes).saturating_add(system);
-        // The device's size may exceed the sum by bytes that NVML does not report; they count as unaccounted.
+        // The device's size may exceed the sum by bytes that NVML does not report; these bytes count as unaccounted.
         let total_bytes = total_bytes.unwrap_or(reported);
         let unreported = signed(total_bytes).saturating_sub(signed(reported));
         OomDevice {

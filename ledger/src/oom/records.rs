@@ -37,7 +37,8 @@ impl OomEntry {
 /// memory before it gives up.
 const TOGETHER_NS: u64 = 10_000_000_000;
 
-/// An entry without amounts by cell gets those of an entry within this time (ns). After that time, all cells may be copied again.
+/// Maximum time (ns) between two entries of which the later one gets the amounts by cell of the earlier one. After that time, all
+/// cells may be copied again.
 pub(crate) const SAME_NS: u64 = 1_000_000_000;
 
 /// Maximum number of entries of a process; of more, the oldest pressure entries are dropped, else those in the middle.

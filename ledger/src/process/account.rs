@@ -1,5 +1,5 @@
-//! Account: data of a process on one device apart from its book. It has the NVML samples, the *baseline* (memory allocated before
-//! the agent started), and the gap (used minus tracked bytes) at the peak.
+//! Account: data of a process on one device apart from its book. An account has the NVML samples, the *baseline* (memory allocated
+//! before the agent started), and the gap (used minus tracked bytes) at the peak.
 
 use crate::base::device::LastMinute;
 use crate::book::timeline::Moment;

@@ -196,7 +196,6 @@ impl Process {
         }
     }
 
-    /// Returns the coverage with all fields filled in.
     pub fn coverage(&self) -> Coverage {
         let mut coverage = self.coverage.clone();
         if let Some(program) = coverage.programs.last_mut() {

@@ -14,8 +14,8 @@ const RESULTS: u64 = 4;
 /// Maximum number of forward threads, and of backward threads, that are kept for each device.
 const THREADS: usize = 8;
 
-/// State of one device that decides the phase of training (forward, backward, ...) in which a block is allocated. It also decides
-/// the block's role (parameter, gradient, ...).
+/// State of one device that decides the phase of training (forward, backward, ...) in which a block is allocated, and the role
+/// (parameter, gradient, ...) of the block.
 #[derive(Debug, Default)]
 pub(crate) struct Roles {
     pub undecided: UndecidedBlocks,

@@ -1,9 +1,9 @@
 //! Live blocks whose role is not final, in one list for each phase in which they were allocated. A list is doubly linked, so a
 //! freed block leaves it in constant time, and only live blocks are visited when the phase ends.
 //!
-//! **Maximum of temporary bytes in a phase.** Temporary blocks are those freed before their phase ends; which ones these are is
-//! known only at its end. So each entry keeps the maximum sum of the list from its allocation until that of the next entry. An
-//! entry that leaves passes its maximum to the previous entry. At the end only blocks that outlive the phase are left. The
+//! **Maximum of temporary bytes in a phase.** Temporary blocks are those freed before their phase ends. The end of the phase
+//! shows which blocks these are. So each entry keeps the maximum sum of the list from its allocation until that of the next entry.
+//! An entry that leaves passes its maximum to the previous entry. At the end only blocks that outlive the phase are left. The
 //! temporary bytes at an entry are its maximum minus the bytes of the remaining entries up to it.
 
 use gpumem_wire::Role;

@@ -19,8 +19,8 @@
 //! **Phase boundaries.** A phase begins with a `PhaseBegin` record, or with the first block on a device whose record has the
 //! phase. (The optimizer reports its begin and end.) A forward block on a thread that has run only backward passes is a
 //! recomputation of activation checkpointing, and counts as backward. A block without a phase belongs to the forward pass in
-//! progress, because loss code is in no module. It belongs to the backward pass in progress if its thread has run only backward
-//! passes, because the end of a backward pass runs outside its nodes. A `Step` ends all phases.
+//! progress, because loss code is in no module. Such a block belongs to the backward pass in progress if its thread has run only
+//! backward passes, because the end of a backward pass runs outside its nodes. A `Step` ends all phases.
 //!
 //! **Forward passes.** One begins when a thread that allocated outside of modules allocates in a module. Under `torch.no_grad()` a
 //! pass keeps only its results. If there are more passes than usual without a backward pass, and few of their blocks remain, these
@@ -30,7 +30,7 @@
 //! with a forward pass, their role becomes unknown. (A replayed graph allocates no blocks, so its blocks keep their role.) A
 //! block with the exact size of a library's workspace counts as a workspace if at most eight blocks have that size. More blocks
 //! of that size are something else: an activation of 4096 x 4096 bf16 also has 32 MiB. A block allocated in backward may be a
-//! gradient. It is a workspace only if the parameters are known and none has its size; then one step is enough.
+//! gradient. Such a block is a workspace only if the parameters are known and none has its size; then one step is enough.
 //!
 //! **After a loss of records** phase boundaries may be missing; the next boundary then decides the roles. Blocks that were
 //! unknown before a resync are replayed in the order of their allocation. Two live blocks of different phases prove a boundary

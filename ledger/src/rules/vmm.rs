@@ -271,7 +271,7 @@ impl Holdings {
             self.mappings.iter().filter(|(_, m)| m.generation != generation).map(|(&s, _)| s).collect();
         starts.into_iter().for_each(|start| self.take_mapping(start));
         self.drop_backings(|backing| backing.row.generation != generation);
-        // Several backings may have been restated with the same handle value; it belongs to the one with references.
+        // Several backings may have been restated with the same handle value; the value belongs to the one with references.
         let held = self.backings.iter().filter(|(_, backing)| backing.references > 0);
         self.handles = held.map(|(&id, backing)| (backing.handle, id)).collect();
         let unused = self.backings.iter().filter(|(_, b)| b.references == 0 && b.mappings == 0);

@@ -301,7 +301,7 @@ impl Pending {
 /// Maximum time (ns) that samples wait for the record of a call in flight, which shows whether NVML may have charged its memory.
 const MAX_CALL_WAIT_NS: u64 = 250_000_000;
 
-/// Returns the time up to which all records have arrived, according to a `Watermark` record. It ends before the oldest call in
+/// Returns the time up to which all records have arrived, according to a `Watermark` record. This time is before the oldest call in
 /// flight, unless that began at least [`MAX_CALL_WAIT_NS`] ago.
 pub(crate) fn known_until(watermark: &Record<'_>) -> u64 {
     let time_ns = watermark.stamp.time_ns;
@@ -394,8 +394,8 @@ impl Samples {
         self.boundary_ns = waits.map(Pending::boundary_ns).min().unwrap_or(u64::MAX);
     }
 
-    /// Notes an allocation in the pending samples of its book. It is recorded when its call returns, but NVML may have charged it
-    /// since the call was entered.
+    /// Notes an allocation in the pending samples of its book. An allocation is recorded when its call returns, but NVML may have
+    /// charged it since the call was entered.
     pub fn note_entered(&mut self, book: u8, entered: Option<(u64, i64)>) {
         if let Some((entered_ns, bytes)) = entered {
             for pending in self.pending.iter_mut().filter(|pending| pending.book == book) {

@@ -74,7 +74,7 @@ impl Causes {
         let blind = std::mem::replace(&mut self.since_boundary.blind, context.blind) || context.blind;
         let last = self.last.replace(boundary);
         let before = match last {
-            // More bytes from before the agent mean fewer untrackable ones; that is not a step.
+            // More bytes from before the agent mean fewer untrackable ones; that difference is not a step.
             Some(last) => last.x.wrapping_add(last.predates).wrapping_sub(boundary.predates),
             None if context.late || lost => {
                 // The causes of bytes that existed before the first boundary are unknown.

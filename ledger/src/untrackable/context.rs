@@ -19,7 +19,6 @@ const STACK: u64 = 1 << 10;
 const PRINTF: u64 = 1 << 20;
 const HEAP: u64 = 8 << 20;
 
-/// One context, and the bytes attributed to it.
 #[derive(Debug, Default)]
 struct Context {
     id: u32,

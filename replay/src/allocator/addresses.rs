@@ -1,4 +1,4 @@
-//! Chooses addresses of segments. The driver's choice is unknown; it matters only for releases that order equal blocks by
+//! Chooses addresses of segments. The driver's choice is unknown; the choice matters only for releases that order equal blocks by
 //! address.
 
 use std::collections::BTreeMap;

@@ -76,7 +76,7 @@ fn create(path: &Path) -> Result<()> {
 }
 
 /// In a directory that all users may write to, rejects links, files of other users, and files with several names: they may be an
-/// attempt to redirect our writes. SQLite follows links of its side files too, so these are checked as well.
+/// attempt to redirect the store's writes. SQLite follows links of its side files too, so these are checked as well.
 fn reject_planted_files(path: &Path) -> Result<()> {
     let place = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     if !place.metadata().is_ok_and(|place| place.mode() & 0o002 != 0) {

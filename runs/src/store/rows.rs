@@ -189,7 +189,7 @@ fn read_amounts(db: &Connection, id: i64, device: usize, kind: &str) -> Result<V
     db.prepare_cached(sql)?.query_map(params![id, device as i64, kind], amount)?.collect()
 }
 
-/// Rewrites the buckets from the first one that differs. That is the last stored bucket while a series grows, and the first
+/// Rewrites the buckets from the first one that differs: the last stored bucket while a series grows, or the first
 /// bucket after the series got wider buckets.
 fn write_buckets(db: &Connection, id: i64, device: usize, buckets: &[Bucket]) -> Result<()> {
     let stored = tables::read_list::<Bucket>(db, &[&id, &(device as i64)])?;

@@ -246,8 +246,8 @@ pub(super) fn recognise(connection: &Transaction<'_>, path: &Path) -> Result<Fil
     }
 }
 
-/// Describes a view, trigger, virtual table or generated column in place of one of our tables, if there is one. They would run
-/// SQL that a hostile creator of the file chose. Views and tables with other names are not used, so they are ignored.
+/// Describes a view, trigger, virtual table or generated column in place of one of the store's tables, if there is one. Such an
+/// object would run SQL that a hostile creator of the file chose. Objects with other names are not used, so they are ignored.
 fn find_executable_schema(db: &Connection) -> rusqlite::Result<Option<String>> {
     let sql = "
         SELECT 'a ' || iif(type = 'table', 'virtual table', type) || ' ' || quote(name) FROM sqlite_schema
