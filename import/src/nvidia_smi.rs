@@ -40,7 +40,7 @@ enum Columns {
     Processes {
         count: usize,
         time: Option<usize>,
-        /// Column that identifies the GPU best: UUID, else another one.
+        /// Column that identifies the GPU best: the UUID, else another column.
         gpu: Option<usize>,
         model: Option<usize>,
         pid: usize,

@@ -72,7 +72,7 @@ codes! {
         HostVmm = 20,
     }
 
-    /// Role of a block: what its bytes are used for. Independent of its tag; it may be set later than the allocation.
+    /// Role of a block: what its bytes are used for. A role does not depend on the tag, and may be set later than the allocation.
     Role {
         /// A weight that training updates.
         Parameter = 1,

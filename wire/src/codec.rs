@@ -216,7 +216,7 @@ records! {
     /// The pool's own totals of reserved and used bytes. A driver pool may have changed to these totals up to `took_us`
     /// earlier, and NVML may include the change since then. `took_us` is rounded up; 65,535: that or longer; 0: unknown.
     25 PoolState { pool: u64 => address, reserved_bytes: u64 => bytes, used_bytes: u64 => aux, took_us: u16 => result }
-    /// The pool was destroyed; it exists until its last allocation is freed.
+    /// The program destroyed the pool, which exists until its last allocation is freed.
     26 PoolDestroy { pool: u64 => address }
     /// The owner's own total of live block bytes; the daemon compares it with the sum of the reported blocks.
     27 PoolCheck { pool: u64 => address, total_bytes: u64 => bytes }
@@ -279,7 +279,7 @@ records! {
     74 Marker { }
     /// The scope named by the stamp's `tag` begins or ends on the stamp's `thread`.
     75 Scope { edge: Edge => detail }
-    /// Epoch `number` begins; it restarts step numbers.
+    /// Epoch `number` begins. Step numbers restart with each epoch.
     76 Epoch { number: u64 => aux }
 
     // Records about the stream of records: losses, positions, resyncs.

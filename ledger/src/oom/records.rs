@@ -160,7 +160,6 @@ impl Ooms {
         };
     }
 
-    /// Adds an entry. If there are too many, removes the oldest pressure entry, else one in the middle.
     pub fn push(&mut self, entry: OomEntry) {
         if self.entries.len() >= MAX_ENTRIES {
             let oldest = self.entries.iter().position(|entry| entry.record.kind == OomKind::Pressure);

@@ -57,6 +57,6 @@ pub(super) mod flags {
     pub(in crate::requests) const TAG: u8 = 2;
     /// A stream and a private pool follow.
     pub(in crate::requests) const REQUEST: u8 = 4;
-    /// The request is unknown: the block's size stands for it. For a segment: it is mapped to an expandable range.
+    /// The request is unknown, and the block's size stands for it. For a segment: the segment is mapped to an expandable range.
     pub(in crate::requests) const OTHER: u8 = 8;
 }
