@@ -100,11 +100,38 @@ impl Process {
             self.view.take();
         } else if let Some(mut view) = self.view.take() {
             let index = usize::from(book);
-            match Arc::make_mut(&mut view).accounts.get_mut(index) {
-                Some(account) => *account = account_view(self, index),
-                None => return,
+            if index >= view.accounts.len() {
+                return;
+            }
+            let account = account_view(self, index);
+            match Arc::get_mut(&mut view) {
+                Some(view) => view.accounts[index] = account,
+                // The last snapshot has the view.
+                None => view = Arc::new(view.with_account(index, account)),
             }
             self.view = OnceLock::from(view);
+        }
+    }
+}
+
+impl ProcessView {
+    /// Returns a copy with another account at `index`. Does not copy the account that it replaces.
+    fn with_account(&self, index: usize, account: AccountView) -> ProcessView {
+        let mut accounts = Vec::with_capacity(self.accounts.len());
+        accounts.extend_from_slice(&self.accounts[..index]);
+        accounts.push(account);
+        accounts.extend_from_slice(&self.accounts[index + 1..]);
+        ProcessView {
+            key: self.key,
+            facts: Arc::clone(&self.facts),
+            coverage: Arc::clone(&self.coverage),
+            odd: self.odd,
+            ended: self.ended,
+            cells: Arc::clone(&self.cells),
+            accounts,
+            ooms: Arc::clone(&self.ooms),
+            heard_ns: self.heard_ns,
+            bye: self.bye,
         }
     }
 }

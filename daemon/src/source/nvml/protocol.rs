@@ -60,7 +60,7 @@ impl Arguments {
     /// Parses the arguments that follow `nvml-poller`. Returns `None` if they are invalid.
     pub(crate) fn parse(args: impl IntoIterator<Item = OsString>) -> Option<Arguments> {
         let mut args = args.into_iter();
-        let arguments = serde_json::from_str(args.next()?.to_str()?).ok()?;
+        let arguments = serde_json::from_slice(args.next()?.as_encoded_bytes()).ok()?;
         args.next().is_none().then_some(arguments)
     }
 }
