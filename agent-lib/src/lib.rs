@@ -119,16 +119,12 @@ pub extern "C" fn InitializeInjectionNvtx2(get_export_table: Option<GetExportTab
     shielded(0, || attach::injected_into_nvtx(get_export_table))
 }
 
+// Functions of the C API are documented in include/gpumem.h; the others are for the agent's Python code.
 exports! {
-    /// Returns 1 if the agent records, else 0.
     gpumem_available as available() -> c_int { 0; |_, _| 1 }
-    /// Opens a scope on this thread.
     gpumem_push as push(name: *const c_char) -> () { (); |core, thread| core.push_scope(thread, text!(name)) }
-    /// Closes the innermost scope that gpumem_push has opened on this thread.
     gpumem_pop as pop() -> () { (); |core, thread| core.pop_scope(thread) }
-    /// Sets the tag for memory of threads without open scopes.
     gpumem_process_tag as process_tag(path: *const c_char) -> () { (); |core, _| core.set_process_tag(text!(path)) }
-    /// Marks the start of step `number`.
     gpumem_step as step(number: u64) -> () {
         (); |core, thread| {
             run::note_program_step();
@@ -145,7 +141,6 @@ exports! {
     }
     /// Returns the number of the current step, as the report shows it.
     gpumem_step_number as step_number() -> u64 { 0; |_, _| scope::STEP.load(std::sync::atomic::Ordering::Relaxed) }
-    /// Marks the start of epoch `number`, which restarts step numbers.
     gpumem_epoch as epoch(number: u64) -> () {
         (); |core, thread| {
             core.epoch(thread, number);
@@ -155,42 +150,30 @@ exports! {
             }
         }
     }
-    /// Marks the start of a phase of training: setup, forward, backward, optimizer or evaluation.
     gpumem_phase as phase(phase: c_int) -> () { (); |core, thread| core.phase(thread, phase) }
-    /// Records a named event at the current time (a mark).
     gpumem_mark as mark(name: *const c_char) -> () { (); |core, thread| core.mark(thread, text!(name)) }
-    /// Registers a pool and returns its id; 0 if the agent does not record.
     gpumem_pool_create as pool_create(name: *const c_char, cuda_ordinal: c_int, parent: u64) -> u64 {
         0; |core, thread| core.pool_create(thread, text!(name), cuda_ordinal, parent)
     }
-    /// Removes a pool with its segments and blocks.
     gpumem_pool_destroy as pool_destroy(pool: u64) -> () { (); |core, thread| core.pool_destroy(thread, pool) }
-    /// Records that a pool obtained a range.
     gpumem_segment_add as segment_add(pool: u64, address: u64, bytes: u64) -> () {
         (); |core, thread| core.segment_add(thread, pool, address, bytes)
     }
-    /// Records that a pool released a range.
     gpumem_segment_remove as segment_remove(pool: u64, address: u64, bytes: u64) -> () {
         (); |core, thread| core.segment_remove(thread, pool, address, bytes)
     }
-    /// Records that a pool handed out a block.
     gpumem_block_alloc as block_alloc(pool: u64, address: u64, bytes: u64, stream: u32) -> () {
         (); |core, thread| core.block_alloc(thread, pool, address, bytes, stream)
     }
-    /// Records that a block was returned to its pool; with `pending` 1 a stream may still use it.
     gpumem_block_free as block_free(pool: u64, address: u64, pending: c_int) -> () {
         (); |core, thread| core.block_free(thread, pool, address, pending != 0)
     }
-    /// Sets the reserved and used bytes of a pool that does not report blocks.
     gpumem_pool_state as pool_state(pool: u64, reserved_bytes: u64, used_bytes: u64) -> () {
         (); |core, thread| core.pool_state(thread, pool, reserved_bytes, used_bytes)
     }
-    /// Reports a pool's own total of live block bytes. The daemon compares it with the sum of the reported blocks.
     gpumem_pool_check as pool_check(pool: u64, total_bytes: u64) -> () {
         (); |core, thread| core.pool_check(thread, pool, total_bytes)
     }
-    /// Changes name, role and phase of a block. With pool 0: of the PyTorch block at this address, or if there is none, of the
-    /// allocation.
     gpumem_retag as retag(pool: u64, address: u64, path: *const c_char, role: c_int, phase: c_int) -> () {
         (); |core, thread| core.retag(thread, pool, address, text!(path), c_text::use_as(role, phase))
     }
@@ -295,13 +278,10 @@ exports! {
     gpumem_intern as intern(parent: u32, name: *const c_char) -> u32 {
         0; |core, _| { scope::note_used(); core.recorder.names.intern(parent, text!(name)) }
     }
-    /// Returns the length of a JSON text, and writes the text if it fits. `what`: 0 live memory, 1 the agent's status, 2 the peak
-    /// of the open range.
     gpumem_snapshot as snapshot(what: c_int, buffer: *mut c_char, capacity: u64) -> u64 {
         // SAFETY: the caller guarantees null or a buffer of this capacity.
         0; |core, _| unsafe { c_text::copy(&snapshot::text(core, what), buffer, capacity) }
     }
-    /// Controls the range of time whose peak is recorded: 1 begins it, 2 restarts it, 0 ends it. Returns 0 without memory.
     gpumem_peak as peak(what: c_int) -> c_int {
         0; |core, _| match what {
             1 => c_int::from(core.recorder.live.begin_high_water()),
@@ -309,8 +289,6 @@ exports! {
             _ => { high_water::end(); 1 }
         }
     }
-    /// Writes the peak bytes of driver allocations and of pools' blocks in the current range. Returns 0 if no range is open, else
-    /// 1.
     gpumem_peak_bytes as peak_bytes(cuda_ordinal: c_int, bytes: *mut u64, block_bytes: *mut u64) -> c_int {
         0; |_, _| {
             let device = usize::try_from(cuda_ordinal).ok().filter(|&device| device < high_water::DEVICES && high_water::open());
@@ -324,32 +302,21 @@ exports! {
             1
         }
     }
-    /// Ends the CUPTI subscription, so that another tool can subscribe. Calls nest.
     gpumem_pause as pause() -> () { (); |core, thread| cupti::subscribe::pause(core, thread) }
-    /// Undoes one call of gpumem_pause. After the last one the agent subscribes again.
     gpumem_resume as resume() -> () { (); |core, _| cupti::subscribe::resume(core) }
-    /// Sets a setting of the agent; returns 0 for an unknown key or an invalid value.
     gpumem_configure as configure(key: *const c_char, value: *const c_char) -> c_int {
         0; |core, _| control::configure(core, &c_text::text(text!(key)), &c_text::text(text!(value))).into()
     }
-    /// Begins a recording; returns 1 if a recording is open now, or waits for its first step (`record_steps`).
     gpumem_start as start() -> c_int { 0; |core, _| control::start(core).into() }
-    /// Ends the recording; returns 1 if it is complete, or if none was open.
     gpumem_stop as stop() -> c_int { 0; |core, _| done(control::post(core, RecordingRequest::Stop)) }
-    /// Withholds records from now on. Calls nest.
     gpumem_mute as mute() -> () { (); |core, _| control::mute(core) }
-    /// Undoes one call of gpumem_mute.
     gpumem_unmute as unmute() -> () { (); |core, _| control::unmute(core) }
-    /// Writes the current state to the file `path`. If `path` is empty: writes the records made so far to the open recording, or
-    /// else the state to a file of the default name. With `finished` 1, also ends the recording. Returns 1 if that succeeds.
     gpumem_dump as dump(path: *const c_char, finished: c_int) -> c_int {
         0; |core, _| {
             let path = c_text::text(text!(path));
             done(control::post(core, RecordingRequest::Dump { path, finished: finished != 0 }))
         }
     }
-    /// Returns a report, to be freed with gpumem_free. `sort` and `ascending` apply only if no daemon answers. With `reset` 1,
-    /// the statistics of counters restart. Returns null for an unknown format or order.
     gpumem_dumps as dumps(format: *const c_char, sort: *const c_char, ascending: c_int, reset: c_int) -> *mut c_char {
         std::ptr::null_mut(); |core, _| {
             let format = match text!(format) {
@@ -365,7 +332,6 @@ exports! {
             }
         }
     }
-    /// Returns the daemon's report of this process, to be freed with gpumem_free; null if there is none.
     gpumem_report as report(format: *const c_char, options: *const c_char) -> *mut c_char {
         std::ptr::null_mut(); |core, _| {
             let options = c_text::text(text!(options));
@@ -377,15 +343,12 @@ exports! {
             ask::report(core, what, &options).map_or(std::ptr::null_mut(), |text| c_text::handed(&text))
         }
     }
-    /// Sets the program's counter `name` to `value`.
     gpumem_counter_set as counter_set(name: *const c_char, value: i64) -> () {
         (); |core, thread| core.count(thread, text!(name), |_| value)
     }
-    /// Adds `change` to the program's counter `name`.
     gpumem_counter_add as counter_add(name: *const c_char, change: i64) -> () {
         (); |core, thread| core.count(thread, text!(name), |value| value.saturating_add(change))
     }
-    /// Writes the free and total bytes of a device; returns 1 if the driver reports them.
     gpumem_memory_info as memory_info(cuda_ordinal: c_int, free_bytes: *mut u64, total_bytes: *mut u64) -> c_int {
         0; |core, _| {
             let Some((free, total)) = dump::memory_info(core, cuda_ordinal) else { return 0 };

@@ -450,7 +450,7 @@ impl Sources for LiveSources {
 
     fn send_command(&self, key: ProcessKey, command: AgentCommand) -> view::CommandResult {
         let agents = Arc::clone(&self.agents);
-        Box::pin(async move { agents.command(key, command).await.map_err(|why| why.to_string()) })
+        Box::pin(async move { agents.command(key, command).await })
     }
 }
 

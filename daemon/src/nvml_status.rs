@@ -6,12 +6,11 @@ use std::collections::BTreeMap;
 
 /// The status of NVML. Times are in ns of CLOCK_MONOTONIC.
 #[derive(Debug, Clone, Default, PartialEq)]
+#[allow(missing_docs)]
 pub struct NvmlStatus {
-    /// Whether NVML answers.
     pub up: bool,
     /// Versions of library and driver, or the problem if NVML does not answer; begins with `nvml: `.
     pub reason: String,
-    /// Remedy for the problem in `reason`.
     pub remedy: Option<&'static str>,
     /// Facts that are constant while a library is open: `library`, `driver`, `pids` (Trusted, ForeignBytes, Foreign). If they
     /// apply, also `confidential`, `protected`, `wsl`, `long_records`.
@@ -26,7 +25,6 @@ pub struct NvmlStatus {
     pub stalled_since_ns: Option<u64>,
     /// Time until which NVML is closed, on request or because the driver is being unbound from a GPU.
     pub released_until_ns: Option<u64>,
-    /// Totals of NVML calls and their costs.
     pub counters: NvmlCounters,
     /// Pid of the process that holds NVML open.
     pub poller_pid: Option<u32>,
@@ -36,6 +34,7 @@ pub struct NvmlStatus {
 
 /// One device (a GPU, or a MIG instance) found since the daemon's start.
 #[derive(Debug, Clone, PartialEq)]
+#[allow(missing_docs)]
 pub struct DeviceStatus {
     /// UUID of the device.
     pub name: DeviceName,
@@ -43,15 +42,12 @@ pub struct DeviceStatus {
     pub slot: u8,
     /// NVML's index of the GPU. A MIG instance has the index of its GPU.
     pub index: u16,
-    /// Product name of the device.
     pub model: String,
-    /// Size of the device's memory.
     pub total_bytes: Option<u64>,
     /// Reason why the device has no fresh readings; `None` if it has.
     pub problem: Option<String>,
     /// NVML's error code of `problem`, if it has one.
     pub code: Option<u32>,
-    /// Remedy for `problem`.
     pub remedy: Option<&'static str>,
     /// Facts that apply: `accounting`, `display`, `instance`, `hidden_instances` and `windows`; `utilization` (per cent) and
     /// `power` (W); `addressing` (hmm, ats) and `numa_node`; `memory_limits` (separated by tabs: used, soft and hard bytes and path

@@ -65,30 +65,6 @@ pub(crate) fn is_in_host_pid_namespace() -> bool {
     std::fs::read_link("/proc/self/ns/pid").is_ok_and(|link| link.as_os_str() == "pid:[4026531836]")
 }
 
-/// Interval at which freed memory is returned to the system. Each return takes some milliseconds.
-const TRIM_INTERVAL: Duration = Duration::from_secs(60);
-
-/// Time at which freed memory was last returned to the system. The C library keeps free memory below the last used block. So a
-/// daemon that once served sixty processes would seem to grow with each later process.
-#[derive(Debug)]
-pub(crate) struct SpareMemory(Instant);
-
-impl Default for SpareMemory {
-    fn default() -> Self {
-        SpareMemory(Instant::now())
-    }
-}
-
-impl SpareMemory {
-    /// Returns freed memory to the system if the interval has passed since the last return.
-    pub(crate) fn trim_if_due(&mut self) {
-        if self.0.elapsed() >= TRIM_INTERVAL {
-            trim_heap();
-            self.0 = Instant::now();
-        }
-    }
-}
-
 /// Returns freed memory to the system now.
 #[cfg(target_env = "gnu")]
 pub fn trim_heap() {

@@ -173,7 +173,6 @@ pub struct Statement {
 }
 
 impl Statement {
-    /// Returns whether the row has parts.
     fn has_parts(&self, row: &Row) -> bool {
         self.rows.iter().any(|part| part.parent.is_some_and(|parent| std::ptr::eq(&self.rows[parent], row)))
     }
@@ -515,7 +514,6 @@ pub(crate) fn sum(amounts: impl IntoIterator<Item = i64>) -> i64 {
     amounts.into_iter().fold(0, i64::saturating_add)
 }
 
-/// Returns the sum of named amounts.
 pub(crate) fn sum_of(parts: &[(String, i64)]) -> i64 {
     sum(parts.iter().map(|(_, bytes)| *bytes))
 }

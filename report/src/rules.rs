@@ -132,7 +132,6 @@ impl Groupings {
         Groupings::preset(run.source.preset.as_deref().or(torch)).clone()
     }
 
-    /// Returns the rules of both groupings.
     pub(crate) fn rules(&self) -> impl Iterator<Item = &Rule> {
         self.layer.rules.iter().chain(&self.structure.rules)
     }

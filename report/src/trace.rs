@@ -239,7 +239,6 @@ fn mark<'r>(mark: &Mark, thread: u32) -> Event<'r> {
 /// `tracked` in total and by category, at moments when it is exact.
 struct Tracked {
     moments: Vec<Moment>,
-    /// Names of the categories.
     names: Vec<String>,
     /// For each moment, the bytes of each category in `names`.
     amounts: Vec<Vec<i64>>,

@@ -14,7 +14,6 @@ use std::sync::atomic::Ordering::*;
 
 /// Number of entries in the hash table of tags, a power of two.
 const PLACES: usize = if cfg!(loom) { 8 } else { 1 << 17 };
-/// Maximum number of places that a lookup tries.
 const REACH: usize = if cfg!(loom) { 8 } else { 64 };
 /// Size in bytes of a cell: the memory for names is divided into cells. Frames are larger, so at most one begins in each cell.
 const CELL: u64 = 64;

@@ -445,11 +445,9 @@ fn farewell_time() -> Duration {
     Duration::from_millis(Core::get().map_or(0, |core| core.settings.exit_wait_ms) * 4 / 5)
 }
 
-/// Result of sending a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sent {
     Whole,
-    /// The connection has ended.
     Closed,
     /// The program ends, and the daemon made no room in time.
     TimedOut,

@@ -42,7 +42,6 @@ pub(crate) struct Picture {
 }
 
 impl Picture {
-    /// Returns whether a picture was requested.
     pub(crate) fn is_asked(&self) -> bool {
         self.svg || self.pdf || self.png
     }
@@ -71,7 +70,6 @@ pub(crate) struct Traced {
 }
 
 impl Traced {
-    /// Returns whether such a format was requested.
     pub(crate) fn is_asked(&self) -> bool {
         self.chrome_trace || self.collapsed || self.treemap
     }

@@ -31,7 +31,6 @@ pub(crate) struct SocketPath {
 }
 
 impl SocketPath {
-    /// Returns the path that was typed.
     pub(crate) fn as_deref(&self) -> Option<&Path> {
         self.socket.as_deref()
     }

@@ -20,12 +20,10 @@ use std::time::Duration;
 
 /// Time after which the list ends without the candidates that are not known yet.
 const TIMEOUT: Duration = Duration::from_millis(500);
-/// Maximum number of candidates.
 const MOST: usize = 200;
 /// Maximum width of a description, in columns of the terminal.
 const DESCRIPTION: usize = 60;
 
-/// Sources of candidates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Pid,

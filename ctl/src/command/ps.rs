@@ -45,7 +45,6 @@ pub(super) fn only(ps: &mut Ps, name: &str) -> Result<()> {
 }
 
 pub(super) const NO_DEVICE: &str = "no device: NVML does not answer or has none (why: gpumemctl doctor)";
-/// Headings of the columns.
 pub(super) const HEADS: [&str; 8] = ["GPU", "PID", "USER", "STATE", "USED", "TRACKED", "IDLE", "UNTRACK"];
 /// Whether each column is aligned to the left.
 pub(super) const LEFT: [bool; 8] = [true, false, true, true, false, false, false, false];

@@ -9,7 +9,6 @@ pub(crate) mod recorder;
 mod writing;
 
 use crate::clock;
-use crate::limits::user_queue::QueueSlot;
 use crate::run_writer::{EarlierCounts, RunWriter};
 use crate::stats::{Count, Stats, Timing};
 use batch::{Batch, DeferredBatches, FRAMES, LONG, begins_agent};
@@ -331,7 +330,7 @@ impl Aggregator {
             let frames = batch.frames.split_off(done);
             let rest = Batch { origin: batch.origin, frames, slot: batch.slot.take() };
             self.deferred.defer(key, rest, took(), clock::now_ns());
-        } else if let Some(slot) = batch.slot.take().filter(QueueSlot::is_costly) {
+        } else if let Some(slot) = batch.slot.take().filter(|slot| slot.is_costly) {
             slot.release_after(took());
         }
         if let Some(recorder) = &self.recorder {

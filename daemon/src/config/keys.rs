@@ -157,16 +157,13 @@ pub(crate) const USUAL_PATH: &str = "/etc/gpumemd/gpumemd.toml";
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum Error {
-    /// The file cannot be read.
     #[error("{}: {source}", path.display())]
     Read { path: PathBuf, source: std::io::Error },
-    /// The file is not a valid configuration.
     #[error("{}: {source}", path.display())]
     Parse { path: PathBuf, source: Box<toml::de::Error> },
     /// No directory for the run store is configured, and the environment names none.
     #[error("no home directory is known: set HOME, or {0} in the configuration")]
     NoHome(&'static str),
-    /// The rules of `metrics.rules` cannot be loaded.
     #[error(transparent)]
     Rules(#[from] gpumem_report::rules::Error),
 }

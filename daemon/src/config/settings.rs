@@ -73,26 +73,22 @@ impl Home {
 
 /// The settings of a running daemon.
 #[derive(Debug, Clone)]
+#[allow(missing_docs)] // the others are keys of config/gpumemd.toml
 pub struct Settings {
     /// Directory with `control.sock`, `agent/agent.sock` and a link to the latter.
     pub runtime_dir: PathBuf,
     /// Whether the daemon serves one user, and ends when it is idle.
     pub private: bool,
-    /// Path of the run store.
     pub store: PathBuf,
     /// Intervals for writing runs to the store and for splitting them into parts, and limits of the ledger.
     pub pace: AggregatorSettings,
-    /// Rules for deleting old runs from the store.
     pub retention: Retention,
     /// Limit of the memory, in bytes, of runs that wait to be written to the store.
     pub waiting_bytes: usize,
     /// Path of the recording that the daemon writes; `None`: no recording.
     pub record: Option<PathBuf>,
-    /// Settings of views that a reload can change.
     pub shown: ViewSettings,
-    /// Limits of agents' connections and data.
     pub limits: AgentLimits,
-    /// Settings for reading NVML.
     pub nvml: NvmlSettings,
     /// Sources of the kernel's reports: its log and its control groups.
     pub kernel: KernelSettings,
@@ -100,7 +96,6 @@ pub struct Settings {
     pub who: ProcessSettings,
     /// Address at which metrics are served; `None`: they are not served.
     pub listen: Option<SocketAddr>,
-    /// Maximum number of simultaneous connections for metrics.
     pub http_connections: usize,
     /// Time without agents and requests after which a private daemon ends; `None`: never.
     pub idle_exit: Option<Duration>,
@@ -172,22 +167,17 @@ fn not_zero(value: f64) -> Option<f64> {
 
 /// Settings of views that can change while the daemon runs.
 #[derive(Debug, Clone)]
+#[allow(missing_docs)] // the others are keys of config/gpumemd.toml
 pub struct ViewSettings {
-    /// What other users see of a process.
     pub tenants: Tenants,
-    /// Maximum number of series in one scrape of the metrics.
     pub max_series: usize,
     /// Maximum number of tags of a process on a device that have series of their own; the tags with the most bytes have them.
     pub tags: usize,
     /// Processes younger than this have no series of their own: the metrics show their sum as one process.
     pub young: Duration,
-    /// Rules that assign categories to memory.
     pub rules: Arc<Groupings>,
-    /// Level of detail of the live page.
     pub page: Page,
-    /// Host names accepted for metrics and page, besides those of this machine.
     pub hosts: Arc<[String]>,
-    /// Limits of clients of the control socket.
     pub control: ControlLimits,
 }
 
@@ -219,26 +209,17 @@ impl Default for ViewSettings {
     }
 }
 
-/// Settings for reading NVML.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[allow(missing_docs)] // the others are keys of config/gpumemd.toml
 pub struct NvmlSettings {
-    /// Path of the NVML library; `None`: the usual places are searched.
     pub library: Option<PathBuf>,
-    /// Device memory reads per second and device: 1 to 100.
     pub memory_hz: u32,
-    /// Longest interval between process lists of a device. It is exceeded if `list_budget` does not allow more calls.
     pub list_interval: Duration,
-    /// Largest share of wall time for calls that list processes. Each call locks the driver for all GPUs.
     pub list_budget: f64,
-    /// If the used memory of a device changes by at least this many bytes, its processes are listed sooner.
     pub list_threshold_bytes: u64,
-    /// Interval for repeating the graphics and MPS process lists that were empty.
     pub extra_interval: Duration,
-    /// Timeout of a call to NVML.
     pub call_timeout: Duration,
-    /// Time after which a device whose call hung is tried again; doubled after each further hang.
     pub hang_retry: Duration,
-    /// Whether to use NVML's bytes of processes even if its pids seem to belong to another PID namespace.
     pub trust_pids: bool,
     /// Program that is started with the subcommand `nvml-poller`; `None`: this program.
     #[serde(skip)]

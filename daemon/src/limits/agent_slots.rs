@@ -7,18 +7,15 @@ use std::time::Duration;
 
 /// Limits of peers on the agent socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs)] // the others are keys of config/gpumemd.toml
 pub struct AgentLimits {
-    /// Maximum number of connections at one time.
     pub connections: usize,
-    /// Maximum number of connections of one user at one time.
     pub connections_per_uid: usize,
     /// Maximum number of connections that have not sent a hello.
     pub waiting: usize,
-    /// Time within which a peer must send its hello.
     pub hello: Duration,
     /// Maximum number of bytes read from one connection in a second; further packets wait. 0: no limit.
     pub bytes_per_s: u64,
-    /// Maximum size of an agent's shared memory, in bytes.
     pub shared_bytes: u64,
     /// Maximum number of live allocations read from an agent's memory when it ends and records are missing.
     pub rows: usize,

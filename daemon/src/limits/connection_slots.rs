@@ -19,13 +19,13 @@ pub(crate) struct SlotsFull {
 }
 
 /// Slots of one socket. `T` is the state shared by a user's connections. It is dropped with the user's last connection.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct ConnectionSlots<T = ()> {
     taken: Mutex<TakenSlots<T>>,
     freed: Notify,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct TakenSlots<T> {
     count: usize,
     users: HashMap<u32, User<T>>,
@@ -50,13 +50,6 @@ pub(crate) struct ConnectionSlot<T = ()> {
     /// Time in the key of this slot in `TakenSlots::idle`; `None` while the connection is active.
     evictable_at: Mutex<Option<Instant>>,
     pub shared: Arc<T>,
-}
-
-impl<T> Default for ConnectionSlots<T> {
-    fn default() -> Self {
-        let taken = TakenSlots { count: 0, users: HashMap::new(), last_number: 0, idle: BTreeMap::new() };
-        ConnectionSlots { taken: Mutex::new(taken), freed: Notify::new() }
-    }
 }
 
 impl<T: Default> ConnectionSlots<T> {

@@ -68,17 +68,13 @@ impl UserQueue {
 #[derive(Debug, Clone)]
 pub struct QueueSlot {
     permit: Arc<OwnedSemaphorePermit>,
-    is_costly: bool,
+    /// Whether the caller must call [`QueueSlot::release_after`].
+    pub(crate) is_costly: bool,
 }
 
 impl QueueSlot {
     pub(crate) fn costly(self) -> Self {
         QueueSlot { is_costly: true, ..self }
-    }
-
-    /// Returns whether the caller must call [`QueueSlot::release_after`].
-    pub(crate) fn is_costly(&self) -> bool {
-        self.is_costly
     }
 
     /// Frees the slot of an applied batch, after a pause if `time`, the processor time used, is long.

@@ -36,14 +36,14 @@ struct Debt {
     paid: Instant,
 }
 
-impl UserAccount {
-    fn new() -> Self {
-        UserAccount {
-            line: Arc::default(),
-            owed: Mutex::new(Debt { time: Duration::ZERO, paid: Instant::now() }),
-        }
+impl Default for UserAccount {
+    fn default() -> Self {
+        let owed = Debt { time: Duration::ZERO, paid: Instant::now() };
+        UserAccount { line: Arc::default(), owed: Mutex::new(owed) }
     }
+}
 
+impl UserAccount {
     /// Returns the processor time that the user owes now. In each second it falls by `share` of a second.
     fn debt(&self, share: f64) -> Duration {
         let (mut owed, now) = (lock(&self.owed), Instant::now());
@@ -53,16 +53,9 @@ impl UserAccount {
     }
 }
 
-/// Handle that charges processor time to a user. Clones charge the same user.
-#[derive(Debug, Clone)]
+/// Handle that charges processor time to a user. Clones charge the same user; a default handle charges none.
+#[derive(Debug, Clone, Default)]
 pub struct CpuCharge(Arc<UserAccount>);
-
-impl Default for CpuCharge {
-    /// Returns a handle that charges no user.
-    fn default() -> Self {
-        CpuCharge(Arc::new(UserAccount::new()))
-    }
-}
 
 impl CpuCharge {
     fn add(&self, time: Duration) {
@@ -155,7 +148,7 @@ impl UserShares {
     fn user(&self, uid: u32, share: f64) -> Arc<UserAccount> {
         let mut users = lock(&self.users);
         users.retain(|of, user| *of == uid || Arc::strong_count(user) > 1 || !user.debt(share).is_zero());
-        Arc::clone(users.entry(uid).or_insert_with(|| Arc::new(UserAccount::new())))
+        Arc::clone(users.entry(uid).or_default())
     }
 }
 

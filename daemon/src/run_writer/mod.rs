@@ -22,7 +22,7 @@ pub(crate) use retention::{Doubt, Retention};
 pub(crate) use write_queue::Room;
 
 use crate::limits::user_share::CpuCharge;
-use crate::os::{SpareMemory, lock};
+use crate::os::{lock, trim_heap};
 use crate::stats::{Count, Stats, Timing};
 use damaged_store::DamagedStore;
 use earlier_run::{EarlierRun, OpenRun, write};
@@ -54,6 +54,10 @@ const SEARCHED: usize = 4096;
 /// Maximum number of runs that a search returns, and maximum of their total bytes.
 const FOUND: usize = 256;
 const FOUND_BYTES: usize = 32 << 20;
+
+/// Interval at which freed memory is returned to the system. Each return takes some milliseconds. The C library keeps free memory
+/// below the last used block, so a daemon that once served sixty processes would seem to grow with each later process.
+const TRIM_INTERVAL: Duration = Duration::from_secs(60);
 
 const ANSWER: Duration = Duration::from_secs(2);
 /// Duration of a disk operation after which the thread counts as stuck: it gets no more requests, and `doctor` reports it.
@@ -100,16 +104,13 @@ pub(crate) struct EarlierCounts {
 
 /// State of the run store, and counts of the runs that wait to be written.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[allow(missing_docs)]
 pub struct Status {
-    /// Path of the store.
     pub path: PathBuf,
     /// Whether the last write succeeded, or none was tried.
     pub up: bool,
-    /// Error of the last write, if it failed.
     pub reason: Option<String>,
-    /// Remedy for the error in `reason`.
     pub remedy: Option<&'static str>,
-    /// Number of runs that wait to be written.
     pub waiting: usize,
     /// Estimated memory of the runs that wait to be written, in bytes.
     pub waiting_bytes: usize,
@@ -155,11 +156,9 @@ struct Shared {
 /// Changed runs that the aggregator has not sent to the writing thread yet.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct LedgerBacklog {
-    /// Number of changed runs that wait in the ledger.
     pub runs: usize,
     /// Time since which the oldest changed run waits in the ledger; `None` if none waits.
     pub since: Option<Instant>,
-    /// Interval for writing runs to the store.
     pub checkpoint: Duration,
 }
 
@@ -346,7 +345,7 @@ struct WriterThread {
 
 impl WriterThread {
     fn run(mut self, inbox: &Receiver<WriterRequest>) {
-        let mut spare = SpareMemory::default();
+        let mut trimmed = Instant::now();
         self.write_all();
         loop {
             let next_try = (lock(&self.shared.queue).size().0 > 0).then_some(self.next_try);
@@ -370,7 +369,10 @@ impl WriterThread {
                 self.write_all();
             }
             self.sweep();
-            spare.trim_if_due();
+            if trimmed.elapsed() >= TRIM_INTERVAL {
+                trim_heap();
+                trimmed = Instant::now();
+            }
             *lock(&self.shared.busy_since) = None;
         }
     }

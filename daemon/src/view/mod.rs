@@ -67,20 +67,16 @@ pub struct StartupInfo {
 }
 
 /// Data and services that all views share.
+#[allow(missing_docs)]
 pub struct ViewContext {
-    /// Paths and addresses that are constant while the daemon runs.
     pub fixed: StartupInfo,
-    /// Reader of the published state.
     pub reader: SnapshotReader,
-    /// Metrics about the daemon itself.
     pub stats: Arc<Stats>,
     /// Access to stored runs, and the state of the store.
     pub run_writer: RunWriter,
     /// Channel to the aggregator for queries about live processes.
     pub queries: mpsc::Sender<Query>,
-    /// Access to the sources.
     pub sources: Box<dyn Sources>,
-    /// Settings that a reload can change.
     pub shown: Mutex<ViewSettings>,
     /// Whether the last reload was refused, so that the configuration before it is in effect.
     pub is_reload_refused: AtomicBool,

@@ -197,7 +197,6 @@ fn holds(account: &AccountView) -> bool {
 pub(super) struct ConsistentSample<'a> {
     /// Newest complete sample; `None` if a newer reading failed, or there was no sample.
     pub sample: Option<&'a ClosedSample>,
-    /// Reason why there is no sample.
     pub absence: Option<&'static str>,
     /// Tracked bytes in total and of each cell (one tag, role and pool): at the sample if they were known then, else now.
     pub tracked: (i64, &'a [i64]),

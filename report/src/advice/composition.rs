@@ -24,12 +24,10 @@ struct Parts<'r> {
     parameters: i64,
     optimizer: i64,
     activations: i64,
-    /// Temporaries that the optimizer made.
     optimizer_temporaries: i64,
     /// Temporaries, and what the backward pass has made so far except gradients of parameters.
     short_lived: i64,
     used: i64,
-    /// Activations by tag.
     by_tag: BTreeMap<&'r str, i64>,
 }
 

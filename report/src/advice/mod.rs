@@ -18,7 +18,6 @@ use crate::findings::{self, Findings, Outcome, Severity};
 use crate::{Report, most_used};
 use gpumem_model::run::{Device, Run};
 
-/// Maximum number of items.
 const MOST_ITEMS: usize = 5;
 /// A device is short of memory if at least this share of it was in use.
 const SHORT_SHARE: f64 = 0.9;

@@ -47,7 +47,6 @@ const CERTAIN: f64 = 0.99;
 /// Longest time in seconds for which a forecast is made: 30 days.
 const LONGEST_FORECAST_S: f64 = 30.0 * 86_400.0;
 
-/// Growth of one device.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Growth {
     /// Number of bytes that were added and not released.

@@ -304,7 +304,6 @@ fn marks(report: &Report<'_>, origin: TimeOrigin) -> Vec<impl Serialize + use<>>
         .collect()
 }
 
-/// Returns a statement's rows.
 fn rows(context: Context<'_>, device: &Device, by: GroupBy) -> Vec<impl Serialize + use<>> {
     let Context { report, ranks, unit, .. } = context;
     let moments = [&device.last, &device.peak];

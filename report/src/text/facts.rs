@@ -14,7 +14,6 @@ use gpumem_model::window::WindowKind;
 /// Maximum number of names in a list.
 const NAMED: usize = 3;
 
-/// Adds all facts about a device.
 pub(super) fn facts(report: &Report<'_>, device: &Device, times: Times, out: &mut Lines) {
     if let (Some(absence), Some(_)) = (&device.last.used_absence, device.last.used_bytes()) {
         let time = times.time(device.last.time_ns);

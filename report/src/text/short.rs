@@ -21,7 +21,6 @@ const NAME: usize = 56;
 const NUMBERS: usize = 24;
 /// Divisor: categories smaller than the total divided by this are summed in one row.
 const SMALLEST_PART: i64 = 1_000;
-/// Maximum number of lines for findings.
 const MOST_FINDINGS: usize = 4;
 /// Minimum share of the used bytes that must be in use when memory runs out in addition to those at the peak, for the table to
 /// show that moment.

@@ -105,7 +105,6 @@ pub struct PrintedRow {
     pub note: String,
 }
 
-/// Adds the table of a device.
 pub(super) fn table(report: &Report<'_>, device: &Device, times: Times, shown: &Shown, out: &mut Lines) {
     let heads = heads(report, device, times);
     let rows = shown.print(device);

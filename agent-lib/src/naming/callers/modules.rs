@@ -292,7 +292,6 @@ static REGISTRY: Mutex<Registry> =
 pub static TABLES: AtomicU64 = AtomicU64::new(0);
 
 struct Registry {
-    /// Libraries by path.
     libraries: BTreeMap<Box<str>, &'static Library>,
     /// Value of `Collection::changes` when the newest table was built.
     seen: Option<(u64, u64)>,

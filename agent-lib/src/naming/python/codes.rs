@@ -44,7 +44,6 @@ pub(crate) enum CodeKind {
     Module,
     /// A step of an optimizer, where no local variable is used.
     Optimizer,
-    /// The start of a backward pass.
     Backward,
     /// Parameters are made, moved or loaded. A local variable may be the module.
     Setup,

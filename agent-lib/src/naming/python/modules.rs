@@ -89,7 +89,6 @@ pub(crate) struct Modules {
     lock: SpinLock,
     /// Number of the module that was registered last.
     number: AtomicU32,
-    /// Number of registered modules.
     live: AtomicUsize,
     /// Number of entries of the table that were used, including those of removed modules.
     used: AtomicUsize,
@@ -327,7 +326,6 @@ impl Modules {
         at
     }
 
-    /// Invalidates all cached paths.
     fn invalidate_paths(&self) {
         let next = self.epoch.load(Relaxed).wrapping_add(1).max(1);
         self.epoch.store(next, Release);

@@ -53,7 +53,6 @@ pub(crate) struct Frames<'a, M> {
 }
 
 impl<M> Frames<'_, M> {
-    /// Sets the maximum number of frames.
     pub(crate) fn up_to(self, left: usize) -> Self {
         Frames { left, ..self }
     }

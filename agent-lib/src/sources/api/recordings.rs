@@ -141,7 +141,6 @@ impl RecordingReply {
 /// Requests to the sender with their replies, and the settings of recordings.
 #[derive(Debug, Default)]
 pub(crate) struct RequestSlot {
-    /// Number of the last request.
     last: u64,
     requests: Vec<(u64, RecordingRequest)>,
     replies: Vec<(u64, RecordingReply)>,
@@ -202,7 +201,6 @@ pub(crate) fn request_with_timeout(request: RecordingRequest, timeout: Duration)
     }
 }
 
-/// Returns the next request; for the sender.
 pub(crate) fn next_request() -> Option<(u64, RecordingRequest)> {
     let Ok(mut slot) = SLOT.try_lock() else { return None };
     (!slot.requests.is_empty()).then(|| slot.requests.remove(0))

@@ -189,7 +189,6 @@ fn enable(api: &Api, handle: SubscriberHandle) -> Result<(), CuptiResult> {
     Ok(())
 }
 
-/// Reports that callbacks arrive.
 fn report_covered() {
     match LATE.load(Relaxed) {
         true => report_status(AgentState::Late, 0, "attached after the first allocations"),
@@ -219,7 +218,6 @@ pub(crate) fn context_id(handle: usize) -> Option<u32> {
     number_of(handle, &CONTEXT_ID)
 }
 
-/// Returns the number of a context's device.
 pub(crate) fn device_id(handle: usize) -> Option<u32> {
     number_of(handle, &DEVICE_ID)
 }

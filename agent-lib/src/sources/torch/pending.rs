@@ -142,7 +142,6 @@ fn is_near(event: &Event, stack: usize) -> bool {
 }
 
 impl Device {
-    /// Returns the device's pending blocks.
     fn waiting(&self) -> impl Iterator<Item = &PendingBlock> {
         let is_used = |place: &&PendingBlock| place.address.load(Acquire) != 0;
         self.waiting.iter().filter(is_used).take(self.pending.load(Relaxed) as usize)

@@ -48,7 +48,6 @@ fn describe(path: &Path) -> String {
     }
 }
 
-/// Checks the agent that `gpumemctl run` would use.
 pub(super) fn library() -> Finding {
     let own = Elf::read(Path::new("/proc/self/exe")).map_or(0, |own| own.machine);
     let (state, text, fix) = match environment::library() {

@@ -186,7 +186,6 @@ pub(crate) struct Sum {
     /// Sum of the tracked bytes of members with an agent.
     pub tracked_bytes: Option<i64>,
     pub untrackable_bytes: Option<i64>,
-    /// Number of members without an agent.
     pub uncovered: usize,
     /// Mean of the known used values.
     pub mean_used_bytes: Option<f64>,

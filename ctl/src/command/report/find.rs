@@ -308,7 +308,6 @@ struct Candidate {
 enum Origin {
     /// A daemon, and the option that selects it, as words; empty for the daemon that answers without `--socket`.
     Daemon(Daemon, Vec<String>),
-    /// The store with this path.
     Store(PathBuf),
 }
 

@@ -30,7 +30,6 @@ use std::time::{Duration, Instant};
 /// Signals that users and schedulers send to a training run, and that are forwarded to it.
 const FORWARDED: [i32; 9] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH, SIGCONT, SIGTSTP];
 
-/// How the command ended.
 #[derive(Debug)]
 pub(crate) struct End {
     pub pid: u32,

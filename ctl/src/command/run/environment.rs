@@ -50,7 +50,6 @@ fn is_agent(path: &Path, library: &Path) -> bool {
     path == library || path.file_name() == library.file_name()
 }
 
-/// File name of the agent.
 pub(crate) const LIBRARY: &str = "libgpumem.so";
 /// Name of the agent's folder below lib/gpumem.
 const VERSION: &str = env!("CARGO_PKG_VERSION");

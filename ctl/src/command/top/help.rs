@@ -32,7 +32,6 @@ pub(crate) const OF_PROCESS: &str =
     "Esc back  ? keys  Tab group by  Enter explain  w range  a all  o oom  g growth  x Untrackable";
 pub(crate) const OF_HELP: &str = "Esc back  q leave";
 
-/// Returns the lines of the help.
 pub(crate) fn lines(look: Look) -> Vec<Line<'static>> {
     let line = |sign: String, style: Style, effect: &'static str| {
         Line::from_iter([Span::styled(format!(" {sign:15}"), style), effect.into()])

@@ -102,7 +102,6 @@ impl History {
     }
 }
 
-/// Returns the bytes of each layer.
 fn bytes(composition: &Composition, layers: &[Layer]) -> Vec<i64> {
     let of_layer = |layer: &Layer| match &layer.kind {
         LayerKind::Category(name) => composition.categories.get(name).copied().unwrap_or(0),

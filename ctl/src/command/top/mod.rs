@@ -61,7 +61,6 @@ fn look(is_live: bool) -> Look {
     Look { unicode: unicode(), colors: io::stdout().is_terminal() && !no_color, is_live }
 }
 
-/// Prints one frame.
 fn once(args: &Args, daemon: Daemon) -> Result<()> {
     let mut state = State::new(args);
     let Reply { ps, process } = events::poll_daemon(&mut Some(daemon), args.socket.as_deref(), args.pid);

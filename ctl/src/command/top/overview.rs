@@ -31,11 +31,9 @@ struct Form<const COLUMNS: usize> {
     omitted_first: &'static [usize],
     /// Column whose width is limited, and the limit.
     limited: (usize, usize),
-    /// Minimum width of the last column.
     least: usize,
 }
 
-/// Headings of a device's columns.
 pub(crate) const DEVICE_HEADS: [&str; 7] = ["GPU", "", "UTIL", "POWER", "USED", "FREE", "SIZE"];
 const DEVICES: Form<7> = Form {
     heads: DEVICE_HEADS,
@@ -243,7 +241,6 @@ fn parts(ps: &Ps, index: usize, device: &DeviceRow, chosen: Option<&ProcessRow>)
     [own, others, unaccounted, system, device.free_bytes.map_or(0, signed)]
 }
 
-/// Draws the table of processes.
 fn processes(ps: &Ps, list: &mut List, unit: Unit, area: Rect, frame: &mut Buffer, look: Look) {
     let indices = list.located(ps);
     let visible = list.scroll.visible_rows(indices.len(), usize::from(area.height).saturating_sub(1));

@@ -58,7 +58,6 @@ pub(crate) struct Process {
     by: Option<GroupBy>,
     /// Grouping of the rows in `panel` (the parts of the report as shown).
     shown_by: Option<GroupBy>,
-    /// Index of the shown device.
     device: usize,
     /// Whether all categories are shown.
     all: bool,
@@ -182,7 +181,6 @@ impl Process {
         self.panel.devices.get(self.device)
     }
 
-    /// Returns all rows below the chart.
     fn items(&self, area: Rect) -> Vec<Item> {
         let mut items = Vec::new();
         let mut sentences: Vec<(&str, Style)> = Vec::new();
@@ -201,7 +199,6 @@ impl Process {
         items
     }
 
-    /// Draws the view.
     pub(crate) fn draw(&mut self, area: Rect, frame: &mut Buffer, look: Look) {
         // A scroll bar takes the last column.
         let inner = Rect { width: area.width.saturating_sub(1), ..area };

@@ -127,7 +127,6 @@ impl State {
         ENOUGH_ROWS + self.ps.as_ref().map_or(0, |ps| ps.devices.len() + ps.processes.len())
     }
 
-    /// Draws the current view.
     pub(crate) fn draw(&mut self, area: Rect, frame: &mut Buffer, look: Look) {
         let outage: Vec<Line> = self.outage.iter().flat_map(|outage| outage_lines(outage, area)).collect();
         let rows = [length(1), length(outage.len()), Constraint::Fill(1), length(look.is_live.into())];

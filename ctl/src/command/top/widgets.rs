@@ -20,7 +20,6 @@ pub(crate) const GREY: Color = Color::Indexed(8);
 pub(crate) const PLAIN: Style = Style::new();
 pub(crate) const BOLD: Style = PLAIN.add_modifier(Modifier::BOLD);
 pub(crate) const DIM: Style = PLAIN.add_modifier(Modifier::DIM).remove_modifier(Modifier::BOLD);
-/// Style of the selected row.
 pub(crate) const SELECTED: Style = PLAIN.add_modifier(Modifier::REVERSED).remove_modifier(Modifier::DIM);
 
 /// Abilities of the terminal, and the kind of the frame.

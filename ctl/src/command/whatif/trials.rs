@@ -59,7 +59,6 @@ impl Trial {
         self.ends.iter().flatten().any(|figures| figures.failure.is_some() != self.fails())
     }
 
-    /// Returns the figures for advice.
     pub(super) fn advice(&self) -> advice::Trial {
         let Figures { reserved, failure, .. } = &self.figures;
         let needed = failure.map_or(0, |failure| failure.reserved_bytes + failure.segment_bytes);

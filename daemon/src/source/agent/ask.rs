@@ -5,9 +5,11 @@
 use super::{Agents, Refusal, frame_now};
 use gpumem_ledger::ProcessKey;
 use gpumem_wire::{AskKind, Body};
+use rustix::net::SendFlags;
 use std::future::Future;
 use std::pin::Pin;
 use std::time::Duration;
+use tokio::io::Interest;
 use tokio::net::UnixStream;
 
 /// Maximum number of bytes of an answer in one packet.
@@ -17,7 +19,6 @@ const CATCH_UP: Duration = Duration::from_millis(500);
 /// Time limit for rendering the answer and for the client to read it.
 const LONGEST: Duration = Duration::from_secs(20);
 
-/// Why a request is not answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Unanswered {
     /// Error number of Linux, for example ENOENT or EINVAL.
@@ -42,10 +43,8 @@ pub(crate) fn option<'a>(options: &'a str, key: &str) -> Option<&'a str> {
 /// A program's request for the report about itself.
 #[derive(Debug)]
 pub(super) struct Question {
-    /// Process that requests the report.
     pub key: ProcessKey,
     pub uid: u32,
-    /// Kind of report that the process requests.
     pub what: AskKind,
     pub options: String,
 }
@@ -92,16 +91,9 @@ async fn send(stream: &UnixStream, answer: &Result<String, Unanswered>) -> std::
     loop {
         let (text, after) = rest.split_at(rest.len().min(PIECE));
         let packet = frame_now(Body::Answer { result, last: after.is_empty(), text });
-        loop {
-            stream.writable().await?;
-            match stream.try_write(&packet) {
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
-                written => {
-                    written?;
-                    break;
-                }
-            }
-        }
+        // Not with `try_write`, which must not be called within `async_io`.
+        let send = || Ok(rustix::net::send(stream, &packet, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?);
+        stream.async_io(Interest::WRITABLE, send).await?;
         if after.is_empty() {
             return Ok(());
         }

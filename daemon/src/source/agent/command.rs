@@ -26,18 +26,8 @@ impl Command {
     }
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum CommandError {
-    #[error("its agent is not connected")]
-    NoAgent,
-    #[error("its agent did not answer in {PATIENCE:?}: it is busy, or of an older version")]
-    Silent,
-    #[error("{0}")]
-    Failed(String),
-}
-
 /// Path of the file that the agent wrote (empty if none), or why the command failed.
-pub(crate) type CommandResult = Result<String, CommandError>;
+pub(crate) type CommandResult = Result<String, String>;
 
 /// A command that is to be sent, and the channel for its result.
 pub(super) type QueuedCommand = (Command, oneshot::Sender<CommandResult>);
@@ -74,8 +64,8 @@ impl CommandInbox {
             // An error of `send` means that the requester has disconnected.
             let _ = requester.send(match result {
                 0 => Ok(told.to_owned()),
-                _ if told.is_empty() => Err(CommandError::Failed(format!("error {result}"))),
-                _ => Err(CommandError::Failed(told.to_owned())),
+                _ if told.is_empty() => Err(format!("error {result}")),
+                _ => Err(told.to_owned()),
             });
         }
     }
@@ -86,13 +76,12 @@ impl Agents {
     pub(crate) async fn command(&self, key: ProcessKey, command: Command) -> CommandResult {
         let commands = lock(&self.handles).get(&key).map(|handle| handle.commands.clone());
         let (requester, result) = oneshot::channel();
-        let sent = commands.ok_or(CommandError::NoAgent)?.try_send((command, requester));
-        sent.map_err(|_| CommandError::Silent)?;
-        match tokio::time::timeout(PATIENCE, result).await {
-            Ok(Ok(result)) => result,
-            Ok(Err(_)) => Err(CommandError::NoAgent),
-            Err(_) => Err(CommandError::Silent),
-        }
+        let no_agent = || "its agent is not connected".to_owned();
+        let silent =
+            || format!("its agent did not answer in {PATIENCE:?}: it is busy, or of an older version");
+        commands.ok_or_else(no_agent)?.try_send((command, requester)).map_err(|_| silent())?;
+        let answered = tokio::time::timeout(PATIENCE, result).await.map_err(|_| silent())?;
+        answered.map_err(|_| no_agent())?
     }
 
     /// Returns the sequence number of the agent's last record handed to the ledger; `None` if the agent is not connected.

@@ -32,7 +32,7 @@ const PACKETS_PER_TURN: usize = 8;
 
 /// Serves a new connection until it ends.
 pub(super) async fn serve(agents: Arc<Agents>, peer: ArrivedPeer, slot: AgentSlot) {
-    let (stream, uid) = (Arc::clone(&peer.stream), peer.caller.uid());
+    let (stream, uid) = (Arc::clone(&peer.stream), peer.caller.uid);
     match welcome(&agents, peer, slot).await {
         Ok(Some(connection)) => connection.run(&stream).await,
         Ok(None) => agents.stats.add(Count::Asked, 1),
@@ -85,7 +85,6 @@ struct Connection {
     peer: Peer,
     /// The agent's shared memory; `None` while the daemon reads names from it, and from the begin of reading unsent records on.
     memory: Option<Memory>,
-    /// Checks the agent's packets.
     checker: PacketChecker,
     /// Number of the last resync that was requested (the agent resends its whole state).
     epoch: u64,
@@ -276,7 +275,6 @@ impl Connection {
         let _ = rustix::net::send(stream, &reply, flags);
     }
 
-    /// Serves the connection until it ends.
     async fn run(mut self: Box<Self>, stream: &UnixStream) {
         let mut resyncs = self.agents.resyncs.subscribe();
         let mut over = self.agents.over.subscribe();

@@ -20,13 +20,8 @@ pub(crate) enum Fault {
     /// A record of the kind with this number has invalid text or a tag that is too long.
     #[error("record kind {0} has an invalid payload")]
     Payload(u8),
-    /// The time of a record is too far in the future.
     #[error("the time of a record of kind {kind} is {ahead_ms} ms later than the latest accepted time")]
-    Time {
-        kind: u8,
-        /// Excess over the accepted time, in ms.
-        ahead_ms: u64,
-    },
+    Time { kind: u8, ahead_ms: u64 },
 }
 
 /// Splits the claims in a hello (data that the process claims about itself) into the program's name and the others. The name is
@@ -37,7 +32,6 @@ pub(crate) fn split_program(claims: &str) -> (String, Option<&str>) {
     (others.collect(), program)
 }
 
-/// Numbers of records in a packet.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct PacketCounts {
     /// Number of skipped records of kinds that this daemon does not know.

@@ -20,7 +20,6 @@ pub(crate) enum MemoryError {
     TooLarge(u64, u64),
     #[error("the memory's header: {0}")]
     Header(#[from] layout::Error),
-    /// A constant field of the header has changed since the memory was accepted.
     #[error("the memory's header changed")]
     Changed,
     #[error("reading the memory: {0}")]
@@ -32,7 +31,6 @@ pub(crate) struct Memory {
     file: File,
     /// Header when the memory was accepted.
     header: Header,
-    /// Size of the memory.
     file_bytes: u64,
 }
 

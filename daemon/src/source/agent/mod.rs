@@ -278,7 +278,7 @@ impl Agents {
             Err(unknown) => return self.refuse(&stream, uid, &unknown.into()),
         };
         let stream = Arc::new(stream);
-        let place = self.order.join(caller.pid(), Some(Arc::clone(&stream)));
+        let place = self.order.join(caller.pid, Some(Arc::clone(&stream)));
         let peer = ArrivedPeer { stream, caller, place, until: None };
         match slot {
             Ok(slot) => self.serve(peer, slot),

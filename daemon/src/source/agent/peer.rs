@@ -30,19 +30,10 @@ pub(crate) enum IdentityError {
     NoPid,
     #[error("process {0} is gone")]
     Gone(u32),
-    /// An inherited connection is not that of the process that the earlier daemon recorded.
     #[error("the connection belongs to process {found}, and the earlier daemon recorded {recorded} for it")]
     OtherProcess { found: u32, recorded: u32 },
-    /// The start time in the hello differs from that of the process that connected.
     #[error("process {pid} started at {found} ticks, but its hello message claims {claimed}")]
-    StartTime {
-        pid: u32,
-        /// Start time in /proc, in ticks.
-        found: u64,
-        /// Start time in the hello, in ticks.
-        claimed: u64,
-    },
-    /// The process with this pid runs as another user than the one who connected.
+    StartTime { pid: u32, found: u64, claimed: u64 },
     #[error("user {uid} connected, and process {pid} belongs to user {owner}")]
     User {
         pid: u32,
@@ -57,16 +48,15 @@ pub(crate) enum IdentityError {
 /// The process that made a connection, as found when the connection was accepted.
 #[derive(Debug)]
 pub(crate) struct Caller {
-    pid: u32,
+    pub pid: u32,
     /// Effective uid when the process connected.
-    uid: u32,
+    pub uid: u32,
     /// Start time; `None` if the process had ended and its parent had waited for it.
     start_ticks: Option<u64>,
     /// `None` if the process had ended, or the kernel has no pidfds (before Linux 5.3).
     pidfd: Option<OwnedFd>,
 }
 
-/// Identity of a connected process.
 #[derive(Debug)]
 pub(crate) struct Peer {
     pub key: ProcessKey,
@@ -120,15 +110,6 @@ impl Caller {
             Ok(Caller { start_ticks: Some(start), .. }) if start > latest_start => ended,
             result => result,
         }
-    }
-
-    pub(crate) fn pid(&self) -> u32 {
-        self.pid
-    }
-
-    /// Returns the effective uid of the process when it connected.
-    pub(crate) fn uid(&self) -> u32 {
-        self.uid
     }
 
     /// Returns the process with this pid; with `pidfd`, only if the pidfd belongs to it.

@@ -4,7 +4,6 @@
 /// Maximum number of characters kept of a line.
 const KEPT: usize = 300;
 
-/// Event that a line reports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum LogEvent {
     /// A process was killed for lack of host memory. `in_group`: whether a group's limit was the cause, if known.

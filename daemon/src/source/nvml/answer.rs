@@ -201,9 +201,7 @@ pub(crate) struct MemoryLimit {
 pub(crate) struct HealthEventKind {
     /// Bit in NVML's mask of event types.
     pub bit: u64,
-    /// Name in metric labels.
     pub name: &'static str,
-    /// Description of the event for the user.
     pub text: &'static str,
     /// Whether the GPU or its memory is unreliable after such an event until it is reset.
     pub is_grave: bool,

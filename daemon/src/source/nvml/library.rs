@@ -91,7 +91,6 @@ pub(crate) type Facts = Vec<(&'static str, String)>;
 pub(crate) struct Library {
     raw: Raw,
     inventory: Inventory,
-    /// Handle of each device.
     handles: Vec<Handle>,
     watches: Vec<EventWatch>,
     /// Number of calls of [`Gpus::unbinding`] to skip after an error.
@@ -100,7 +99,6 @@ pub(crate) struct Library {
     has_memory: Vec<bool>,
 }
 
-/// Events of one GPU.
 struct EventWatch {
     /// NVML's index of the GPU.
     gpu: u16,

@@ -43,7 +43,6 @@ pub(crate) struct Translator {
     pub status: NvmlStatus,
     /// State of the readings of each device, indexed by its slot in the host's records.
     readings: Vec<Readings>,
-    /// State of the current poller.
     poller: PollerState,
     /// Number of the last reading.
     number: u64,

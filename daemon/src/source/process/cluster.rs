@@ -24,11 +24,8 @@ const ENTRIES: usize = 16_384;
 /// Names of a pod's container in Kubernetes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodNames {
-    /// Name of the pod.
     pub pod: String,
-    /// Namespace of the pod.
     pub namespace: String,
-    /// Name of the container in the pod.
     pub container: String,
 }
 

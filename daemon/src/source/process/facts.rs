@@ -163,7 +163,6 @@ impl Facts {
 /// Reads names of users from /etc/passwd, again when the file has changed. Users of other directories are shown by number.
 #[derive(Debug, Default)]
 pub(super) struct Users {
-    /// Content of the file.
     text: String,
     /// Time of the file's last change when it was read.
     changed: Option<SystemTime>,

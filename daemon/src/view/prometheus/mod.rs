@@ -74,7 +74,6 @@ pub fn max_series_per_process(shown: &ViewSettings, devices: usize) -> usize {
     processes::MAX_PER_PROCESS + devices * of_account
 }
 
-/// Returns only the series of processes.
 #[cfg(test)]
 pub(super) fn of_processes(published: &Published, health: &Health, shown: &ViewSettings) -> String {
     let mut families = Families::new(shown.max_series);

@@ -192,7 +192,6 @@ fn end_of(path: &Path) -> std::io::Result<String> {
     Ok(last.join("\n") + "\n")
 }
 
-/// Size of a tar block in bytes.
 const BLOCK: usize = 512;
 /// Highest level of miniz_oxide, because the files are small.
 const DEFLATE_LEVEL: u8 = 9;
