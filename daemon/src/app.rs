@@ -71,9 +71,6 @@ impl Setup {
     }
 
     /// Reads the configuration and returns its settings.
-    ///
-    /// # Errors
-    /// See [`config::Error`].
     pub fn settings(&self) -> Result<Settings, config::Error> {
         Settings::of(&self.config()?, self.private, &self.home)
     }

@@ -90,9 +90,6 @@ pub fn read_file(path: &Path, forced: Option<&'static Format>) -> Result<Vec<Run
 }
 
 /// Like [`read_file`], for input that is already open.
-///
-/// # Errors
-/// Same as [`read_file`].
 pub fn read(input: Input, forced: Option<&'static Format>) -> Result<Vec<Run>, Error> {
     let format = recognise(&input, forced)?;
     if format.name == export::FORMAT {
@@ -108,9 +105,6 @@ pub fn read(input: Input, forced: Option<&'static Format>) -> Result<Vec<Run>, E
 }
 
 /// Reads a file and passes its records to `sink`.
-///
-/// # Errors
-/// Same as [`read_file`].
 pub fn observe_file(path: &Path, forced: Option<&'static Format>, sink: &mut dyn Sink) -> Result<(), Error> {
     let input = Input::open(path)?;
     (recognise(&input, forced)?.read)(input, sink)

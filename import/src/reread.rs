@@ -71,9 +71,6 @@ impl Sink for WindowSink<'_> {
 }
 
 /// Returns the window of a run that was read from the file `path`; `None` if the file no longer contains the process.
-///
-/// # Errors
-/// Same as reading the file the first time.
 pub fn reread(
     path: &Path,
     format: Option<&'static Format>,

@@ -103,9 +103,6 @@ struct Entry {
 
 impl Groupings {
     /// Loads the preset with this name, or a file if there is no such preset.
-    ///
-    /// # Errors
-    /// See [`Error`].
     pub fn load(name: &str) -> Result<Self, Error> {
         if let Some((_, text)) = PRESETS.iter().find(|(preset, _)| *preset == name) {
             return Groupings::parse(text, name);
@@ -137,9 +134,6 @@ impl Groupings {
     }
 
     /// Parses the text of a rules file; `path` is used in messages.
-    ///
-    /// # Errors
-    /// [`Error::Toml`] and [`Error::Rule`].
     pub fn parse(text: &str, path: &str) -> Result<Self, Error> {
         let file: File = toml::from_str(text).map_err(|error| Error::Toml {
             path: path.into(),

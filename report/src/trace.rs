@@ -56,9 +56,6 @@ pub fn json(report: &Report<'_>) -> String {
 }
 
 /// Writes the trace as JSON, event by event.
-///
-/// # Errors
-/// Returns the writer's error.
 pub fn write(report: &Report<'_>, out: &mut dyn Write) -> io::Result<()> {
     let run = report.run;
     let pid = if run.process.pid == 0 { 1 } else { run.process.pid };

@@ -89,9 +89,6 @@ impl Input {
     }
 
     /// Reads the content from `reader`; `path` is the file's name in messages.
-    ///
-    /// # Errors
-    /// Same as [`Input::open`].
     pub fn new(path: &Path, reader: impl BufRead + 'static) -> Result<Self, Error> {
         let mut rest: Box<dyn BufRead> = Box::new(reader);
         let mut head = Vec::new();
@@ -201,9 +198,6 @@ impl<R: BufRead> Lines<R> {
     }
 
     /// Returns the next line, or `None` at the end.
-    ///
-    /// # Errors
-    /// Errors of the reader.
     pub fn next_line(&mut self) -> io::Result<Option<Line<'_>>> {
         self.buffer.clear();
         let read = self.reader.by_ref().take(MAX_LINE_BYTES as u64).read_until(b'\n', &mut self.buffer)?;

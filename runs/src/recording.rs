@@ -26,18 +26,12 @@ pub struct Writer<W: Write> {
 
 impl<W: Write> Writer<W> {
     /// Starts a recording.
-    ///
-    /// # Errors
-    /// Errors of `out`.
     pub fn new(mut out: W) -> io::Result<Self> {
         out.write_all(&frame::header())?;
         Ok(Writer { out, buffer: Vec::new(), origin: None })
     }
 
     /// Appends one record.
-    ///
-    /// # Errors
-    /// Errors of `out`.
     pub fn write(&mut self, origin: Origin, record: &Record<'_>) -> io::Result<()> {
         if self.origin != Some(origin) {
             self.origin = Some(origin);
@@ -56,9 +50,6 @@ impl<W: Write> Writer<W> {
     }
 
     /// Writes all buffered records and flushes `out`.
-    ///
-    /// # Errors
-    /// Errors of `out`.
     pub fn flush(&mut self) -> io::Result<()> {
         self.out.write_all(&self.buffer)?;
         self.buffer.clear();

@@ -25,7 +25,7 @@ struct Context {
 
 #[derive(Debug, Default)]
 pub(crate) struct Devices {
-    driver: OnceLock<Driver>,
+    pub(crate) driver: OnceLock<Driver>,
     /// Devices that resource callbacks have used and that are not recorded yet: one bit for each device.
     awaited: AtomicU64,
     /// For each device, whether its Device record was made.
@@ -36,10 +36,6 @@ pub(crate) struct Devices {
 }
 
 impl Devices {
-    pub(crate) fn set_driver(&self, driver: Driver) {
-        let _ = self.driver.set(driver);
-    }
-
     pub(crate) fn driver(&self) -> Option<&Driver> {
         self.driver.get()
     }

@@ -14,10 +14,10 @@ pub(crate) struct NumberSet {
 }
 
 impl NumberSet {
-    /// Adds a number, unless it is 0 or the set is full.
+    /// Adds a number, unless it is 0, in the set already, or the set is full.
     pub(crate) fn add(&self, number: u64) {
         let free = |place: &&AtomicU64| place.compare_exchange(0, number, AcqRel, Relaxed).is_ok();
-        if number != 0 && self.numbers.iter().any(|place| free(&place)) {
+        if number != 0 && !self.has(number) && self.numbers.iter().any(|place| free(&place)) {
             self.count.fetch_add(1, AcqRel);
         }
     }
@@ -38,32 +38,10 @@ impl NumberSet {
     }
 }
 
-/// Handles of multicast objects, and the addresses at which these objects are mapped.
+/// Handles of multicast objects, and the addresses at which these objects are mapped. An object is removed when cuMemCreate
+/// returns the same number.
 #[derive(Debug, Default)]
 pub(crate) struct Multicast {
-    pub(super) objects: NumberSet,
-    mappings: NumberSet,
-}
-
-impl Multicast {
-    /// Adds a handle that cuMulticastCreate returned. It is removed when cuMemCreate returns the same number.
-    pub(crate) fn remember(&self, handle: u64) {
-        if !self.objects.has(handle) {
-            self.objects.add(handle);
-        }
-    }
-
-    #[inline(always)]
-    pub(crate) fn is_object(&self, handle: u64) -> bool {
-        self.objects.has(handle)
-    }
-
-    pub(crate) fn remember_mapping(&self, address: u64) {
-        self.mappings.add(address);
-    }
-
-    /// Removes an address; returns false if no multicast object was mapped there.
-    pub(crate) fn forget_mapping(&self, address: u64) -> bool {
-        self.mappings.remove(address)
-    }
+    pub(crate) objects: NumberSet,
+    pub(crate) mappings: NumberSet,
 }

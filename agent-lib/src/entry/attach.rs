@@ -147,7 +147,7 @@ fn inject() {
         return;
     };
     if let Some(driver) = Driver::loaded() {
-        core.devices.set_driver(driver);
+        let _ = core.devices.driver.set(driver);
         for ordinal in active_devices(&core.devices) {
             subscribe::note_late();
             core.device(ordinal); // records the device, so that earlier memory can be attributed to it

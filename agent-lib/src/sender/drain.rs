@@ -63,9 +63,9 @@ impl Sender {
     pub(super) fn send_names(&mut self, flags: Flags) -> bool {
         let end = self.core.recorder.names.end();
         while self.progress.names_sent < end {
-            let start = self.link.packet().len();
-            let next = self.core.recorder.names.copy(self.progress.names_sent, end, self.link.packet());
-            set_flags(&mut self.link.packet()[start..], flags);
+            let start = self.link.packet.len();
+            let next = self.core.recorder.names.copy(self.progress.names_sent, end, &mut self.link.packet);
+            set_flags(&mut self.link.packet[start..], flags);
             if next == self.progress.names_sent && start == 0 {
                 return true; // a thread has not finished writing the next name; a later round sends it
             }

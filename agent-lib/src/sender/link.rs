@@ -81,7 +81,8 @@ pub(crate) struct Link {
     /// Path of the file in `to`; `None` for a connection.
     path: Option<PathBuf>,
     memory: Option<Identity>,
-    packet: Vec<u8>,
+    /// Others may append at most `room()` bytes.
+    pub(super) packet: Vec<u8>,
     next_try_ns: u64,
     retry_ns: u64,
     /// Whether the daemon has accepted this process (sent its Welcome).
@@ -308,11 +309,6 @@ impl Link {
 
     pub(crate) fn room(&self) -> usize {
         PACKET_BYTES - self.packet.len()
-    }
-
-    /// Returns the packet, to which the caller may append at most `room()` bytes.
-    pub(crate) fn packet(&mut self) -> &mut Vec<u8> {
-        &mut self.packet
     }
 
     /// Appends a record; sends the packet first if it is full. Returns false if the link has ended.

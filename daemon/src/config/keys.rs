@@ -49,7 +49,7 @@ section! { Config {
     tenants: Tenants = Tenants::default(), Reload;
     agent: Agent = Agent::default(), Section(Agent::EFFECTS);
     nvml: Nvml = Nvml::default(), Section(Nvml::EFFECTS);
-    kernel: Kernel = Kernel::default(), Section(Kernel::EFFECTS);
+    kernel: KernelSettings = KernelSettings::default(), Section(KernelSettings::EFFECTS);
     who: ProcessSettings = ProcessSettings::default(), Section(ProcessSettings::EFFECTS);
     runs: Runs = Runs::default(), Section(Runs::EFFECTS);
     control: ControlLimits = ControlLimits::default(), Section(ControlLimits::EFFECTS);
@@ -81,7 +81,7 @@ section! { Nvml {
     trust_pids: bool = false, Restart;
 } }
 
-section! { Kernel {
+section! { KernelSettings {
     log: PathBuf = "/dev/kmsg".into(), Restart;
     control_groups: PathBuf = "/sys/fs/cgroup".into(), Restart;
 } }

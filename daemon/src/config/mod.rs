@@ -8,5 +8,5 @@ mod keys;
 mod settings;
 
 pub(crate) use keys::{Change, USUAL_PATH};
-pub use keys::{Config, ControlLimits, Error, Keys, Page, ProcessSettings, Tenants};
-pub use settings::{Home, KernelSettings, NvmlSettings, Settings, ViewSettings};
+pub use keys::{Config, ControlLimits, Error, KernelSettings, Keys, Page, ProcessSettings, Tenants};
+pub use settings::{Home, NvmlSettings, Settings, ViewSettings};

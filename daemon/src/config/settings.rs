@@ -1,6 +1,8 @@
 //! Settings: the values that the daemon uses, made from a configuration and the user who runs the daemon.
 
-use super::keys::{Config, ControlLimits, Error, Metrics, Nvml, Page, ProcessSettings, Tenants};
+use super::keys::{
+    Config, ControlLimits, Error, KernelSettings, Metrics, Nvml, Page, ProcessSettings, Tenants,
+};
 use crate::aggregator::AggregatorSettings;
 use crate::limits::agent_slots::AgentLimits;
 use crate::run_writer::Retention;
@@ -103,9 +105,6 @@ pub struct Settings {
 
 impl Settings {
     /// Makes the settings from a configuration. `home` is of the user who runs the daemon.
-    ///
-    /// # Errors
-    /// [`Error::NoHome`]; [`Error::Rules`].
     pub fn of(config: &Config, private: bool, home: &Home) -> Result<Self, Error> {
         let seconds = Duration::from_secs_f64;
         let (agent, nvml) = (&config.agent, &config.nvml);
@@ -148,10 +147,7 @@ impl Settings {
                     .min((agent.memory_mib_per_uid << 20) / 4 / gpumem_wire::SLOT_BYTES),
             },
             nvml: NvmlSettings::of(nvml),
-            kernel: KernelSettings {
-                log: Some(&config.kernel.log).filter(|log| log.as_os_str() != "off").cloned(),
-                groups: config.kernel.control_groups.clone(),
-            },
+            kernel: config.kernel.clone(),
             who: config.who.clone(),
             listen: if private { config.private.listen } else { config.metrics.listen },
             http_connections: config.metrics.connections,
@@ -248,13 +244,4 @@ impl Default for NvmlSettings {
     fn default() -> Self {
         NvmlSettings::of(&Nvml::default())
     }
-}
-
-/// Where the daemon reads the kernel's reports on killed processes.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct KernelSettings {
-    /// Path of the kernel log; `None`: it is not read.
-    pub log: Option<PathBuf>,
-    /// Folder at which control groups are mounted.
-    pub groups: PathBuf,
 }

@@ -179,9 +179,6 @@ impl Thread {
 
 impl RunWriter {
     /// Starts the thread, which opens the store. Errors of the store are reported in [`Status`].
-    ///
-    /// # Errors
-    /// The thread cannot be started.
     pub fn start(path: PathBuf, retention: Retention, stats: Arc<Stats>) -> std::io::Result<(Self, Thread)> {
         let (requests, inbox) = channel();
         let shared = Arc::new(Shared {

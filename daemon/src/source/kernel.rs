@@ -78,8 +78,8 @@ impl Kernel {
     /// Starts reading the kernel's log at its end.
     pub(crate) fn new(settings: &KernelSettings) -> Self {
         let state = State {
-            log: settings.log.as_deref().map(Log::open),
-            groups: Groups::new(&settings.groups, Path::new("/proc")),
+            log: (settings.log.as_os_str() != "off").then(|| Log::open(&settings.log)),
+            groups: Groups::new(&settings.control_groups, Path::new("/proc")),
             notes: VecDeque::new(),
             group: None,
             kills: BTreeMap::new(),
@@ -121,7 +121,7 @@ impl Kernel {
     pub(crate) fn status(&self) -> LogStatus {
         let state = self.lock();
         let log = state.log.as_ref();
-        LogStatus { log: log.map(|log| log.path().to_owned()), problem: log.and_then(Log::problem) }
+        LogStatus { log: log.map(|log| log.path.clone()), problem: log.and_then(Log::problem) }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

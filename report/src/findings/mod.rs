@@ -136,9 +136,7 @@ impl Finding {
             advice: None,
         }
     }
-}
 
-impl Finding {
     /// Returns the sentence on the finding, with the recommended change in brackets.
     pub fn sentence(&self) -> String {
         let advice = self.advice.as_ref().map(|advice| format!(" ({advice})")).unwrap_or_default();

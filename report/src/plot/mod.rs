@@ -23,4 +23,4 @@ pub use drawing::{Anchor, Data, Drawing, Item, Rect, Text};
 pub(crate) use frame::Frame;
 pub(crate) use of_report::by_name;
 pub use of_report::{NothingToDraw, Options, Picture, bar, draw};
-pub use png::TooLarge;
+pub use png::{TooLarge, crc32};

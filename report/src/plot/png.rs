@@ -173,7 +173,7 @@ impl Canvas {
             out.extend_from_slice(&(data.len() as u32).to_be_bytes());
             out.extend_from_slice(name);
             out.extend_from_slice(data);
-            let sum = crc(name.iter().chain(data));
+            let sum = crc32(name.iter().chain(data));
             out.extend_from_slice(&sum.to_be_bytes());
         };
         let [width, height] = [self.width, self.height].map(|size| (size as u32).to_be_bytes());
@@ -233,8 +233,8 @@ fn dashes(points: &[(f64, f64)], on: f64, off: f64) -> Vec<Vec<(f64, f64)>> {
     pieces
 }
 
-/// Returns the CRC-32 checksum of a PNG chunk.
-fn crc<'b>(bytes: impl Iterator<Item = &'b u8>) -> u32 {
+/// Returns the CRC-32 checksum that PNG and gzip use.
+pub fn crc32<'b>(bytes: impl Iterator<Item = &'b u8>) -> u32 {
     !bytes.fold(!0_u32, |sum, byte| {
         let sum = sum ^ u32::from(*byte);
         (0..8).fold(sum, |sum, _| if sum & 1 == 1 { 0xedb8_8320 ^ (sum >> 1) } else { sum >> 1 })
@@ -276,7 +276,8 @@ mod tests {
         assert_eq!(pixel(&png, 40, 29, 13), [255, 0, 0]);
         assert_eq!(pixel(&png, 40, 20, 14), [255, 128, 128], "half of it");
         assert_eq!(pixel(&png, 40, 30, 8), [255; 3]);
-        assert_eq!(crc(b"IEND".iter()), 0xae42_6082);
+        assert_eq!(crc32(b"IEND".iter()), 0xae42_6082);
+        assert_eq!(crc32(b"123456789".iter()), 0xcbf4_3926);
     }
 
     #[test]

@@ -143,13 +143,13 @@ impl CallbackContext<'_> {
                 }
                 MemRelease => {
                     let handle = self.params();
-                    if !self.core.multicast.is_object(handle) {
+                    if !self.core.multicast.objects.has(handle) {
                         self.core.release_entered(self.thread, self.at(), &mut call, handle);
                     }
                 }
                 MemUnmap => {
                     let range: params::Range = self.params();
-                    if !self.core.multicast.forget_mapping(range.address) {
+                    if !self.core.multicast.mappings.remove(range.address) {
                         let (at, address, bytes) = (self.at(), range.address, range.bytes as u64);
                         self.core.remove_segments(self.thread, &mut call, address, bytes);
                         self.core.book_unmap_entered(self.thread, at, &mut call, address, bytes);

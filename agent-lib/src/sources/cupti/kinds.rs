@@ -96,8 +96,8 @@ impl CallbackContext<'_> {
             match meaning {
                 Meaning::MemMap => {
                     let p: params::MemMap = self.params();
-                    if core.multicast.is_object(p.handle) {
-                        core.multicast.remember_mapping(p.address);
+                    if core.multicast.objects.has(p.handle) {
+                        core.multicast.mappings.add(p.address);
                     } else {
                         let (at, bytes) = (self.called(self.at()), p.bytes as u64);
                         if core.map_handle(thread, at, p.address, bytes, p.handle) {
@@ -119,7 +119,7 @@ impl CallbackContext<'_> {
                         core.handle_exported(thread, at, p.handle, p.out.read_unaligned());
                     }
                 }
-                Meaning::MulticastCreate => core.multicast.remember(read(self.params(), 0, 0)),
+                Meaning::MulticastCreate => core.multicast.objects.add(read(self.params(), 0, 0)),
                 Meaning::PoolCreate => {
                     let p: params::PoolCreate = self.params();
                     let Some(properties) = p.properties.as_ref() else { return };

@@ -20,7 +20,7 @@ const RETRY_NS: u64 = 30_000_000_000;
 /// The log, and the position up to which it has been read.
 #[derive(Debug)]
 pub(crate) struct Log {
-    path: PathBuf,
+    pub path: PathBuf,
     /// The open kernel log, or the error that prevents reading.
     open: std::io::Result<OpenLog>,
     /// Time at which opening is tried again after an error (ns).
@@ -44,10 +44,6 @@ impl Log {
     /// Opens the log at its end, because earlier lines are about processes that have already ended.
     pub(crate) fn open(path: &Path) -> Self {
         Log { path: path.to_owned(), open: OpenLog::at(path, true), next_try_ns: 0 }
-    }
-
-    pub(crate) fn path(&self) -> &Path {
-        &self.path
     }
 
     pub(crate) fn problem(&self) -> Option<String> {

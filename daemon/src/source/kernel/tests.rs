@@ -22,8 +22,10 @@ impl Place {
     }
 
     fn kernel(&self) -> Kernel {
-        let kernel =
-            Kernel::new(&KernelSettings { log: Some(self.dir.join("log")), groups: self.dir.join("cgroup") });
+        let kernel = Kernel::new(&KernelSettings {
+            log: self.dir.join("log"),
+            control_groups: self.dir.join("cgroup"),
+        });
         kernel.0.lock().expect("unharmed").groups =
             Groups::new(&self.dir.join("cgroup"), &self.dir.join("proc"));
         kernel

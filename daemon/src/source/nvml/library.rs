@@ -121,7 +121,7 @@ impl Library {
     pub(crate) fn open(arguments: &Arguments, enter: &mut dyn FnMut(u16)) -> Result<Library, (String, u32)> {
         let settings = &arguments.settings;
         let (raw, place) = find(settings.library.as_deref())?;
-        let driver = raw.nvml().sys_driver_version().unwrap_or_else(|_| "of unknown version".to_owned());
+        let driver = raw.nvml.sys_driver_version().unwrap_or_else(|_| "of unknown version".to_owned());
         let pids = pids_of(&driver, settings.trust_pids || crate::os::is_in_host_pid_namespace());
         let (found, gpus) = enumerate(&raw, &arguments.skip_index, enter)
             .map_err(|code| (format!("devices cannot be counted: {code}"), code.0))?;
@@ -134,7 +134,7 @@ impl Library {
             ("confidential", raw.is_confidential()),
             ("protected", raw.tells_protected_bytes()),
             ("wsl", is_wsl() || place.starts_with("/usr/lib/wsl")),
-            ("long_records", raw.writes_long_records()),
+            ("long_records", raw.looks_like_535),
         ]);
         facts.extend([
             ("library", place.display().to_string()),
@@ -196,7 +196,7 @@ fn enumerate(
     skip: &[u16],
     enter: &mut dyn FnMut(u16),
 ) -> Result<(Vec<(Device, Handle)>, GpuHandles), Code> {
-    let nvml = raw.nvml();
+    let nvml = &raw.nvml;
     let (mut found, mut gpus) = (Vec::new(), Vec::new());
     for index in 0..nvml.device_count()? {
         let number = u16::try_from(index).unwrap_or(u16::MAX);

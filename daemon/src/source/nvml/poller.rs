@@ -310,7 +310,7 @@ impl Poller {
         match (self.open)(&self.arguments, &mut |index| out.set_call(Call::Index(index))) {
             Ok(gpus) => {
                 let session = Session::begin(gpus, &self.arguments, out);
-                if let Some(code) = session.broken() {
+                if let Some(code) = session.broken {
                     drop(session);
                     return self.retry_later(now, &code.to_string(), code.0);
                 }

@@ -121,11 +121,12 @@ pub(crate) struct Raw {
     sets: Vec<nvmlEventSet_t>,
     /// Open event set that reports GPUs being unbound from the driver.
     unbind_set: Option<nvmlSystemEventSet_t>,
-    /// Whether the library has the symbols of early 535 drivers, which write longer records.
-    looks_like_535: bool,
+    /// Whether the library has the symbols of early 535 drivers, which write records of 32 bytes in the list version with records
+    /// of 24 bytes.
+    pub looks_like_535: bool,
     /// Buffer for one list, reused.
     buffer: Vec<[u64; RECORD_WORDS]>,
-    nvml: Nvml,
+    pub nvml: Nvml,
 }
 
 impl Drop for Raw {
@@ -226,10 +227,6 @@ impl Raw {
             }
         }
         Ok(raw)
-    }
-
-    pub(crate) fn nvml(&self) -> &Nvml {
-        &self.nvml
     }
 
     pub(crate) fn handle(&self, device: &Device<'_>) -> Handle {
@@ -341,11 +338,6 @@ impl Raw {
     /// Returns whether lists report the part of a process's memory that confidential computing protects.
     pub(crate) fn tells_protected_bytes(&self) -> bool {
         self.lists.iter().flatten().any(|call| matches!(call, ListCall::Detail(..)))
-    }
-
-    /// Returns whether this driver writes records of 32 bytes in the list version with records of 24 bytes.
-    pub(crate) fn writes_long_records(&self) -> bool {
-        self.looks_like_535
     }
 
     /// Starts watching the events of a GPU: faults, health, and changes of its partition. Returns the number for [`Raw::event`].

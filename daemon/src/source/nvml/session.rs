@@ -136,7 +136,7 @@ pub(crate) struct Session {
     /// Buffer for events, each with the NVML index of its GPU.
     events: Vec<(u16, Event)>,
     /// Error code if the first call of some device showed that the whole library is unusable.
-    broken: Option<Code>,
+    pub broken: Option<Code>,
 }
 
 impl Session {
@@ -199,11 +199,6 @@ impl Session {
             name: &device.model,
         };
         out.write(at(index, now_ns()), body);
-    }
-
-    /// Returns an error code if the whole library is unusable.
-    pub(crate) fn broken(&self) -> Option<Code> {
-        self.broken
     }
 
     /// Returns a text about library, driver and devices for the user.

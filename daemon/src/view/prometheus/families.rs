@@ -65,7 +65,8 @@ pub(crate) struct Families {
     families: Vec<(Family, String)>,
     series: usize,
     max_series: usize,
-    omitted: u64,
+    /// Number of series that were omitted because of the limit.
+    pub omitted: u64,
 }
 
 impl Families {
@@ -139,11 +140,6 @@ impl Families {
         (self.series, self.omitted) = (since.series, since.omitted);
     }
 
-    /// Returns the number of series that were omitted because of the limit.
-    pub(crate) fn omitted(&self) -> u64 {
-        self.omitted
-    }
-
     pub(crate) fn text(self) -> String {
         let bytes: usize = self.families.iter().map(|(_, series)| series.len() + 256).sum();
         let mut text = String::with_capacity(bytes + 16_384);
@@ -175,7 +171,7 @@ mod tests {
         families.add(&A, &Labels::default(), -7_i64);
         families.add_with(&B, &labels, ("reason", "x"), 8_u64);
         families.add(&A, &labels, 9_u64);
-        assert_eq!(families.omitted(), 1);
+        assert_eq!(families.omitted, 1);
         assert_eq!(
             families.text(),
             "# HELP a_bytes A.\n# TYPE a_bytes gauge\na_bytes{pid=\"1\",user=\"a\\\"\\\\u{a}\"} 5\na_bytes -7\n\
@@ -193,7 +189,7 @@ mod tests {
         families.add(&B, &Labels::default(), 3_u64);
         assert!(!families.has_room(&before, 0));
         families.undo(before);
-        assert_eq!(families.omitted(), 0);
+        assert_eq!(families.omitted, 0);
         families.add(&A, &Labels::default(), 4_u64);
         assert_eq!(families.text(), "# HELP a_bytes A.\n# TYPE a_bytes gauge\na_bytes 1\na_bytes 4\n");
     }

@@ -55,7 +55,7 @@ fn scrape_as(context: &ViewContext, shown: ViewSettings) -> String {
     let findings = context.run_writer.findings();
     let folded =
         ProcessSeries::new(&published, &health, &shown, findings, &context.identities).write(&mut families);
-    context.stats.add(Count::SeriesFolded, families.omitted());
+    context.stats.add(Count::SeriesFolded, families.omitted);
     let mut text = families.text();
     own::write(context, &health, &published, folded, &mut text);
     context.stats.observe(Timing::Scrape, began.elapsed());
