@@ -10,6 +10,8 @@ use std::collections::BTreeMap;
 
 /// Minimum number of points after warm-up from which growth is judged.
 pub const LEAST_POINTS: usize = 10;
+/// Maximum length of [`Growth::pinned_cells`].
+pub const PINNED_CELLS: usize = 4;
 
 /// Unit in which the positions of growth points are counted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -59,6 +61,10 @@ pub struct Growth {
     /// Bytes of page-locked (pinned) host memory at each point; empty if there never was any.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub pinned: Vec<i64>,
+    /// Cells with the most live pinned memory, the largest first, each with its bytes as of the last record; at most
+    /// [`PINNED_CELLS`].
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub pinned_cells: Vec<(u32, i64)>,
     /// Each cell that changed: its index in `Run::cells`, and its bytes at each point.
     pub cells: Vec<(u32, Vec<i64>)>,
     /// Change of the sum of all other cells since the first point, at each point (bytes).
@@ -100,11 +106,14 @@ impl Field for Growth {
             sum.iter_mut().zip(column).for_each(|(sum, bytes)| *sum = sum.wrapping_add(bytes));
         }
         self.cells = sums.into_iter().collect();
+        let pinned = self.pinned_cells.drain(..).filter_map(|(cell, bytes)| Some((to(cell)?, bytes)));
+        self.pinned_cells = pinned.collect();
     }
 
     fn heap_bytes(&self) -> usize {
         let columns = [&self.named, &self.slack, &self.pinned, &self.rest].into_iter().map(Field::heap_bytes);
         let timed = [&self.gap, &self.used].into_iter().map(Field::heap_bytes);
-        columns.chain(timed).sum::<usize>() + self.points.heap_bytes() + self.cells.heap_bytes()
+        let pairs = self.points.heap_bytes() + self.pinned_cells.heap_bytes();
+        columns.chain(timed).sum::<usize>() + pairs + self.cells.heap_bytes()
     }
 }

@@ -7,6 +7,7 @@ The device has 16 GiB. A program that runs out of memory ends with PyTorch's err
 
 import collections
 import copy
+import gc
 import random
 import signal
 import sys
@@ -188,6 +189,22 @@ def averages_kept():
         history.append(copy.deepcopy(model))
 
 
+def hooks_of_gradients_keep():
+    """A hook before the backward pass of a block keeps the gradient of its output."""
+    model = Net().cuda()
+    kept = []
+    model.blocks[2].register_full_backward_pre_hook(lambda module, gradients: kept.append(gradients[0].clone()))
+    trained(model, 300, rows=16_384)
+
+
+def models_kept():
+    """A model for each trial. `create_graph=True` makes a cycle of each parameter and its gradient, which nothing collects."""
+    gc.disable()
+    for _ in range(150):
+        model = Net().cuda()
+        model(batch(256)).pow(2).mean().backward(create_graph=True)
+
+
 # Leaks in inference.
 
 
@@ -286,6 +303,19 @@ def cache_without_limit():
             answer(request)
 
 
+# Memory outside of PyTorch's allocator.
+
+
+def communicators_kept():
+    """Each expert gets a process group, and each group a communicator with its buffers."""
+    torch.distributed.init_process_group("nccl", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    model = Net(width=512).cuda()
+    for _ in range(150):
+        group = torch.distributed.new_group([0], use_local_synchronization=True)
+        torch.distributed.all_reduce(torch.zeros(4, device="cuda"), group=group)
+        trained(model, 1, rows=256, width=512)
+
+
 # Out of memory for other reasons.
 
 
@@ -322,6 +352,32 @@ def state_too_large():
     with torch.device("cuda"):
         model = Net(width=4096, depth=10)
     trained(model, 5, rows=64, width=4096)
+
+
+def teacher_with_gradients():
+    """Distillation: the teacher's activations are kept, because it runs with gradients. A batch that is longer does not fit."""
+
+    class Teacher(Net):
+        pass
+
+    teacher, model = Teacher(depth=12).cuda().eval(), Net(depth=1).cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    for rows in [2048] * 10 + [34_000] * 10:
+        inputs = batch(rows)
+        F.mse_loss(model(inputs), teacher(inputs)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def data_on_the_device():
+    """The data set is moved to the device as a whole; a step does not fit beside it."""
+    data = torch.zeros(2_750_000, WIDTH).to("cuda")
+    model = Net().cuda()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
+    for rows in data.split(60_000):
+        model(rows).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 def logits_too_large():

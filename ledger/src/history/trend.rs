@@ -52,6 +52,8 @@ pub struct TrendView {
     pub gap: Vec<(u64, i64)>,
     /// Instead of `gap`, for a process without an agent: time and `used` bytes.
     pub used: Vec<(u64, i64)>,
+    /// Cells with the most live pinned memory, each with its bytes.
+    pub pinned_cells: Vec<(CellId, i64)>,
 }
 
 /// Maximum number of cells with points of their own in a run; all others are summed.
@@ -72,6 +74,8 @@ impl TrendView {
         };
         if track.pinned.iter().all(|bytes| *bytes == 0) {
             track.pinned.clear();
+        } else {
+            track.pinned_cells = self.pinned_cells;
         }
         track.cells.sort_by_key(|(cell, points)| (std::cmp::Reverse(rise(points)), *cell));
         for (_, points) in track.cells.drain(GROWTH_CELLS.min(track.cells.len())..) {

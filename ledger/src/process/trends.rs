@@ -60,6 +60,7 @@ impl Process {
 
     pub fn trend_view(&self, book: usize) -> TrendView {
         let trend = self.growth.books.get(book).map(Trend::view).unwrap_or_default();
+        let trend = TrendView { pinned_cells: self.holdings.pinned_cells(book), ..trend };
         match self.accounts.get(book).map(|account| account.gaps.view()).unwrap_or_default() {
             (used, true) => TrendView { used, ..trend },
             (gap, false) => TrendView { gap, ..trend },

@@ -12,6 +12,7 @@ use crate::rows::row::{
     AnomalyCounts, Backing, BackingId, Extent, Mapping, PeakResidue, PeakResidues, Row, is_charged,
     side_bytes,
 };
+use gpumem_model::growth::PINNED_CELLS;
 use gpumem_model::iterations::Iterations;
 use gpumem_model::names::Named;
 use gpumem_model::parameters::{Column, Parameters};
@@ -184,6 +185,24 @@ impl Holdings {
         let is_beside = side_bytes(memory, kind).map(|amount| *amount = amount.wrapping_add(bytes)).is_some();
         self.books[usize::from(book)].pinned = memory.pinned_bytes;
         is_beside
+    }
+
+    /// Returns the cells with the most live pinned memory, the largest first, each with its bytes. Reads all allocations of the
+    /// process if it has pinned memory.
+    pub fn pinned_cells(&self, book: usize) -> Vec<(CellId, i64)> {
+        if self.books.get(book).is_none_or(|book| book.pinned == 0) {
+            return Vec::new();
+        }
+        let mut cells: BTreeMap<CellId, i64> = BTreeMap::new();
+        let is_pinned = |row: &&Row| row.kind == MemoryKind::Pinned && usize::from(row.book) == book;
+        for row in self.allocations.values().filter(is_pinned) {
+            let bytes = cells.entry(row.cell).or_default();
+            *bytes = bytes.saturating_add(row.bytes as i64);
+        }
+        let mut cells: Vec<(CellId, i64)> = cells.into_iter().collect();
+        cells.sort_by_key(|(cell, bytes)| (std::cmp::Reverse(*bytes), *cell));
+        cells.truncate(PINNED_CELLS);
+        cells
     }
 
     /// Finishes a record: records peaks, and ends windows. Returns the touched books, one bit for each.

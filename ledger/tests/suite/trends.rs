@@ -197,4 +197,7 @@ fn forward_passes_are_counted_and_pinned_memory_has_points() {
     assert_eq!(passes.points.iter().map(|(index, _)| *index).collect::<Vec<_>>(), [0, 1, 2, 3]);
     assert_eq!(passes.named, [15, 115, 215, 315]);
     assert_eq!(passes.pinned, [1000, 2000, 3000, 4000]);
+    let cells = trend(&s).growth().pinned_cells;
+    assert_eq!(cells, [], "the points by time are too few");
+    assert!(matches!(trend(&s).pinned_cells[..], [(_, 4000)]));
 }

@@ -5,7 +5,7 @@ use crate::names;
 use crate::{Report, held, most_used, sums};
 use gpumem_model::cell::without_sum;
 use gpumem_model::names::Named;
-use gpumem_model::run::{Cell, Class, Device, Iteration, Oom};
+use gpumem_model::run::{Amounts, Cell, Class, Device, Iteration, Oom};
 use gpumem_wire::{Phase, Role};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -29,6 +29,11 @@ struct Parts<'r> {
     short_lived: i64,
     used: i64,
     by_tag: BTreeMap<&'r str, i64>,
+    /// The model with most of the activations, and its bytes of them, if it has gradients and no optimizer state, and another
+    /// model has optimizer state.
+    not_updated: Option<(&'r str, i64)>,
+    /// The program's line with the most memory that has no role, and its bytes.
+    data: Option<(&'r str, i64)>,
 }
 
 fn is_role(cell: &Cell, role: Role) -> bool {
@@ -39,6 +44,31 @@ fn is_role(cell: &Cell, role: Role) -> bool {
 fn is_activation(cell: &Cell) -> bool {
     let is_unknown = cell.role.is_none() && cell.phase.as_deref() == Phase::Forward.name();
     cell.class == Class::Block && (is_role(cell, Role::Activation) || is_unknown)
+}
+
+/// Returns the value of [`Parts::not_updated`].
+fn not_updated<'r>(report: &'r Report<'_>, amounts: &Amounts) -> Option<(&'r str, i64)> {
+    let models = |role: Role| -> BTreeMap<&'r str, i64> {
+        let of_role = amounts.iter().filter_map(|(cell, bytes)| {
+            let cell = report.cell(*cell).filter(|cell| is_role(cell, role))?;
+            Some((without_sum(cell.tag.as_deref()?).split('/').next()?, *bytes))
+        });
+        sums(of_role)
+    };
+    let (states, gradients) = (models(Role::OptimizerState), models(Role::Gradient));
+    let largest = models(Role::Activation).into_iter().max_by_key(|(_, bytes)| *bytes);
+    largest.filter(|(model, _)| {
+        !states.is_empty() && !states.contains_key(model) && gradients.contains_key(model)
+    })
+}
+
+/// Returns the value of [`Parts::data`].
+fn data<'r>(report: &'r Report<'_>, amounts: &Amounts) -> Option<(&'r str, i64)> {
+    let lines = amounts.iter().filter_map(|(cell, bytes)| {
+        let cell = report.cell(*cell).filter(|cell| cell.class == Class::Block && cell.role.is_none())?;
+        Some((cell.tag.as_deref().filter(|tag| names::is_line(tag))?, *bytes))
+    });
+    sums(lines).into_iter().max_by_key(|(_, bytes)| *bytes)
 }
 
 impl<'r> Parts<'r> {
@@ -64,6 +94,8 @@ impl<'r> Parts<'r> {
                 is_role(cell, Role::Temporary) || cell.class == Class::Block && is_of_backward
             }),
             used: most_used(device).unwrap_or(0).max(oom.map_or(0, |oom| oom.tracked_bytes)).max(1),
+            not_updated: not_updated(report, amounts),
+            data: data(report, amounts),
             by_tag: sums(tags),
         }
     }
@@ -84,20 +116,30 @@ pub(super) fn parts(report: &Report<'_>, device: &Device, oom: Option<&Oom>) -> 
         let formula = format!("1/2 x {} of parameters", mib(parts.parameters));
         items.push(item.estimated([0, parts.parameters / 2], formula));
     }
+    let data = parts.data.filter(|(_, bytes)| parts.is_large(*bytes) && has_forward_pass(report));
+    items.extend(data.map(|(line, bytes)| {
+        let change = "Keep the tensors of {0} on the host, and move each batch to the GPU when it is used";
+        let item = Item::new(Kind::RetainedTensors, Memory::Data, device, change).named(line);
+        item.estimated([0, bytes], format!("{} that this line allocates", mib(bytes)))
+    }));
     items.extend(unused_yet(report, device, &parts, oom));
     items.sort_by_key(|item| Reverse(item.most()));
     items
 }
 
+/// Returns whether the program has begun a forward pass, or another phase of a step.
+fn has_forward_pass(report: &Report<'_>) -> bool {
+    report.run.cells.iter().any(|cell| {
+        let phase = cell.phase.as_deref().and_then(Phase::from_name);
+        phase.is_some_and(|phase| phase != Phase::Unknown && phase != Phase::Between)
+    })
+}
+
 /// Returns the change for a program that fails before its first forward pass, so that the roles of its memory are unknown.
 fn unused_yet(report: &Report<'_>, device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -> Option<Item> {
     let oom = oom?;
-    let has_phase = report.run.cells.iter().any(|cell| {
-        let phase = cell.phase.as_deref().and_then(Phase::from_name);
-        phase.is_some_and(|phase| phase != Phase::Unknown && phase != Phase::Between)
-    });
     let blocks = held(report.run, &oom.amounts, |cell| cell.class == Class::Block);
-    (!has_phase && parts.is_large(blocks)).then(|| {
+    (!has_forward_pass(report) && parts.is_large(blocks)).then(|| {
         let change = "Make the model in bfloat16, if it is float32 now, or split it over several GPUs{0}";
         let item =
             Item::new(Kind::ParameterPrecision, Memory::Parameters, device, change).named(place_of(oom));
@@ -128,6 +170,12 @@ fn activations(device: &Device, parts: &Parts<'_>) -> Vec<Item> {
     }
     let has_share = |bytes: i64| bytes as f64 >= parts.activations as f64 * MODULE_SHARE;
     let mut items = Vec::new();
+    if let Some((model, bytes)) = parts.not_updated.filter(|(_, bytes)| has_share(*bytes)) {
+        let change =
+            "Run {0} under torch.no_grad(), or call requires_grad_(False) on it: no optimizer updates it";
+        let item = Item::new(Kind::EvaluationGradients, Memory::Activations, device, change).named(model);
+        items.push(item.estimated([0, bytes], format!("{} of activations of this model", mib(bytes))));
+    }
     let single = parts.by_tag.iter().filter(|(tag, _)| repeated(without_sum(tag)).is_none());
     if let Some((tag, bytes)) =
         single.max_by_key(|(_, bytes)| **bytes).filter(|(_, bytes)| has_share(**bytes))

@@ -9,6 +9,9 @@ use gpumem_model::names::Named;
 use gpumem_model::run::{Device, Oom, Run};
 use gpumem_model::units::signed;
 
+/// Category of NCCL's buffers, and the end of the name of every category of memory that a library allocates for itself.
+const NCCL: &str = "libnccl (outside torch)";
+const OUTSIDE_TORCH: &str = " (outside torch)";
 /// Minimum growth of another process, in bytes, that is stated.
 const LEAST_GROWTH: i64 = 1 << 20;
 
@@ -62,10 +65,23 @@ pub(super) fn items(
 
 /// Returns the change for memory that grows.
 fn growth(device: &Device, finding: &Finding) -> Item {
-    let structure = finding.structure.as_deref().unwrap_or_default();
+    let structure = finding.structures.first().map(String::as_str).unwrap_or_default();
+    let has_parameters = finding.structures.iter().any(|name| name == "parameters");
     let (kind, memory, change) = match structure {
+        _ if has_parameters => {
+            let change = "Drop the old models and their gradients{0}: a list or backward(create_graph=True) keeps them";
+            (Kind::RetainedTensors, Memory::Parameters, change)
+        }
+        NCCL => {
+            let change = "Reuse process groups, and destroy those that are not used again{0}: each keeps its communicators";
+            (Kind::Communication, Memory::Libraries, change)
+        }
+        outside if outside.ends_with(OUTSIDE_TORCH) => {
+            let change = "Free what a library allocates outside of PyTorch in each step{0}";
+            (Kind::RetainedTensors, Memory::Libraries, change)
+        }
         findings::PINNED => {
-            let change = "Reuse a fixed set of pinned buffers: new ones are kept in each step";
+            let change = "Reuse a fixed set of pinned buffers{0}: new ones are kept in each step";
             (Kind::PinnedMemory, Memory::Host, change)
         }
         "optimizer state" => {

@@ -63,6 +63,8 @@ pub enum Memory {
     Activations,
     OptimizerState,
     Parameters,
+    /// Tensors that are not part of a model, such as a data set.
+    Data,
     /// Memory that the allocator caches.
     Cached,
     Libraries,

@@ -117,7 +117,9 @@ fn together(items: &[Item]) -> Option<(Vec<usize>, i64)> {
 mod tests {
     use super::*;
     use crate::rules::Groupings;
+    use gpumem_model::names::Named;
     use gpumem_model::run::{Amounts, Cell, Class, Fate, Moment, Oom, OomDevice, OomKind};
+    use gpumem_wire::{Phase, Role};
     use std::path::Path;
 
     const GIB: i64 = 1 << 30;
@@ -203,6 +205,73 @@ mod tests {
         assert!(text.contains("-7,168 MiB, replayed"), "{text}");
         assert!(text.contains("saves nothing: max_split_size_mb:128"), "{text}");
         assert!(json.contains("\"basis\": \"replayed\""), "{json}");
+    }
+
+    /// Returns the first change for a run that failed in a step while it held these GiB by role and tag.
+    fn first_change(held: &[(Role, &str, i64)]) -> Option<Item> {
+        let mut run = fragmented(&[]);
+        let cell = |&(role, tag, _): &(Role, &str, i64)| Cell {
+            class: Class::Block,
+            tag: Some(tag.into()),
+            role: role.name().map(Into::into),
+            phase: Phase::Forward.name().map(Into::into),
+            ..Cell::default()
+        };
+        run.cells = held.iter().map(cell).collect();
+        let oom = &mut run.devices[0].details.ooms[0];
+        oom.amounts = Amounts::from((0..).zip(held.iter().map(|(.., gib)| gib * GIB)).collect::<Vec<_>>());
+        (oom.idle_bytes, oom.largest_idle_bytes) = (Some(0), Some(0));
+        advice(&run, &Evidence::default()).0.items.into_iter().next()
+    }
+
+    #[test]
+    fn activations_of_a_model_that_no_optimizer_updates_need_no_gradients() {
+        let held = [
+            (Role::Activation, "Teacher/net.1", 12),
+            (Role::Gradient, "Teacher/net.1/weight", 1),
+            (Role::OptimizerState, "Student/net/weight", 2),
+        ];
+        let first = first_change(&held).expect("advice");
+        assert_eq!(
+            (first.kind, &first.untrusted_names[..]),
+            (Kind::EvaluationGradients, &["Teacher".into()][..])
+        );
+        let is_advised =
+            |held| first_change(held).is_some_and(|first| first.kind == Kind::EvaluationGradients);
+        assert!(!is_advised(&held[..2]), "a model before its optimizer's first step");
+        assert!(!is_advised(&[held[0], held[2]]), "a frozen model whose inputs need gradients");
+    }
+
+    #[test]
+    fn data_of_a_line_can_stay_on_the_host() {
+        let held = [(Role::Unknown, "train.py:8 load", 11), (Role::Activation, "Net/a", 4)];
+        let first = first_change(&held).expect("advice");
+        assert_eq!((first.kind, first.memory), (Kind::RetainedTensors, Memory::Data));
+        assert_eq!(first.untrusted_names, ["train.py:8 load"]);
+    }
+
+    #[test]
+    fn growth_outside_of_the_allocator_has_its_own_changes() {
+        let run = fragmented(&[]);
+        let change = |structures: &[&str]| {
+            let growth = findings::Finding {
+                structures: structures.iter().map(|name| (*name).to_owned()).collect(),
+                ..findings::Finding::new(
+                    findings::Kind::Growth,
+                    Severity::Critical,
+                    None,
+                    (GIB, GIB),
+                    String::new(),
+                )
+            };
+            let report = Report::new(&run, Groupings::default(), None);
+            let item = finding::items(&report, &run.devices[0], None, &growth, false).remove(0);
+            (item.kind, item.memory)
+        };
+        assert_eq!(change(&["libnccl (outside torch)"]), (Kind::Communication, Memory::Libraries));
+        assert_eq!(change(&["libown (outside torch)"]), (Kind::RetainedTensors, Memory::Libraries));
+        assert_eq!(change(&["gradients", "parameters"]), (Kind::RetainedTensors, Memory::Parameters));
+        assert_eq!(change(&["gradients"]), (Kind::RetainedTensors, Memory::Activations));
     }
 
     #[test]

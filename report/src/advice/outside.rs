@@ -2,6 +2,7 @@
 //! of their own, such as workers of a DataLoader.
 
 use super::item::{Item, Kind, Memory, is_material, mib};
+use crate::findings::is_eager;
 use crate::names::library;
 use crate::{Report, held, most_used};
 use gpumem_model::names::Named;
@@ -41,8 +42,7 @@ pub(super) fn libraries(report: &Report<'_>, device: &Device, is_short: bool) ->
         items.push(item.estimated([0, nccl / 4 * 3], formula));
     }
     let modules = device.last.gap_parts().map_or(0, |parts| parts.modules_bytes);
-    let is_eager = run.process.claims.get("module_loading").is_some_and(|value| value == "EAGER");
-    if is_eager && is_material(modules, used) {
+    if is_eager(run) && is_material(modules, used) {
         let change = "Remove CUDA_MODULE_LOADING=EAGER, so that kernels are loaded at first use";
         let item = Item::new(Kind::EagerModules, Memory::Untrackable, device, change);
         items.push(item.estimated([0, modules], "at most the bytes of the loaded modules"));

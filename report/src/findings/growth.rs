@@ -31,7 +31,8 @@ const MATERIAL_SHARE: f64 = 0.02;
 const MATERIAL_BYTES: f64 = 8.0 * 1_048_576.0;
 /// Minimum growth of pinned host memory in bytes.
 const MATERIAL_PINNED_BYTES: f64 = 256.0 * 1_048_576.0;
-/// Minimum number of forward passes for growth, because a program may keep the results of a short evaluation.
+/// Minimum number of forward passes for growth in a run that did not run out of memory, because a program may keep the results of
+/// a short evaluation.
 const LEAST_PASSES: u64 = 48;
 /// Minimum duration in seconds for growth over time, because a shorter program is still starting.
 const LEAST_SECONDS: f64 = 3.0;
@@ -60,8 +61,8 @@ pub(super) struct Growth {
     lasted_ns: Option<u64>,
     /// Tags that grow most, the largest first, or one path that contains many growing tags; each with the bytes by which it grew.
     names: Vec<(String, i64)>,
-    /// The data structure (category) that grows most.
-    structure: Option<String>,
+    /// The data structures (categories) that make up most of the growth, the one that grows most first.
+    structures: Vec<String>,
 }
 
 /// Memory of a device over time. Each series has one amount in bytes for each of `positions`.
@@ -81,8 +82,10 @@ pub(super) fn growth(report: &Report<'_>, device: &Device, oom: Option<&Oom>) ->
     let used = most_used_until(device, oom);
     let material = (used as f64 * MATERIAL_SHARE).max(MATERIAL_BYTES);
     let points = &device.details.growth;
-    let by_step = Course::of_steps(report, device)
-        .and_then(|course| course.judged(material, points.axis.name(), |judged| steps(points, judged)));
+    let least_passes = if oom.is_some() { 0 } else { LEAST_PASSES };
+    let by_step = Course::of_steps(report, device).and_then(|course| {
+        course.judged(material, points.axis.name(), |judged| steps(points, judged, least_passes))
+    });
     let by_time = Course::over_time(report, device, oom, is_live)
         .and_then(|course| course.judged(material, "second", seconds));
     match (by_step, by_time) {
@@ -98,9 +101,10 @@ fn is_live(cell: &Cell) -> bool {
     matches!(cell.class, Class::Direct | Class::Block) && cell.role.as_deref() != Role::Parameter.name()
 }
 
-/// Returns the number of steps, forward passes or periods of a judgement; `None` if these are too few.
-fn steps(points: &Points, judgement: &Judgement) -> Option<u64> {
-    let least = if points.axis == Axis::ForwardPass { LEAST_PASSES } else { 0 };
+/// Returns the number of steps, forward passes or periods of a judgement; `None` if it covers fewer than `least_passes` forward
+/// passes.
+fn steps(points: &Points, judgement: &Judgement, least_passes: u64) -> Option<u64> {
+    let least = if points.axis == Axis::ForwardPass { least_passes } else { 0 };
     Some(units(points, judgement)).filter(|count| *count >= least)
 }
 
@@ -112,14 +116,15 @@ fn seconds(judgement: &Judgement) -> Option<u64> {
 /// Returns the growth of the unused memory of pools until `oom`, or until the last moment.
 pub(super) fn idle(report: &Report<'_>, device: &Device, oom: Option<&Oom>) -> Option<Growth> {
     let material = (most_used_until(device, oom) as f64 * MATERIAL_SHARE).max(MATERIAL_BYTES);
-    beside(&device.details.growth, &device.details.growth.slack, material).or_else(|| {
+    beside(&device.details.growth, &device.details.growth.slack, material, 0).or_else(|| {
         let course = Course::over_time(report, device, oom, |cell| cell.class == Class::PoolIdle)?;
         course.judged(material, "second", seconds)
     })
 }
 
-/// Returns the growth of an amount at the points of `points` that is not part of the memory in use.
-fn beside(points: &Points, amounts: &[i64], material: f64) -> Option<Growth> {
+/// Returns the growth of an amount at the points of `points` that is not part of the memory in use. Growth over fewer than
+/// `least_passes` forward passes does not count.
+fn beside(points: &Points, amounts: &[i64], material: f64, least_passes: u64) -> Option<Growth> {
     if amounts.is_empty() {
         return None;
     }
@@ -135,7 +140,7 @@ fn beside(points: &Points, amounts: &[i64], material: f64) -> Option<Growth> {
     course.whole.extend(amounts);
     match is_timed {
         true => course.judged(material, "second", seconds),
-        false => course.judged(material, points.axis.name(), |judgement| steps(points, judgement)),
+        false => course.judged(material, points.axis.name(), |judged| steps(points, judged, least_passes)),
     }
 }
 
@@ -247,7 +252,7 @@ impl<'r> Course<'r> {
             let added = series.iter();
             added.map(|(name, amounts)| ((*name).to_owned(), self.added(&judgement, amounts))).collect()
         };
-        let structure = added(&self.structures).into_iter().max_by_key(|(_, bytes)| *bytes);
+        let structures = main_parts(added(&self.structures), bytes);
         Some(Growth {
             lasted_ns: self.lasted_ns(&judgement),
             bytes,
@@ -255,7 +260,7 @@ impl<'r> Course<'r> {
             over: over(&judgement)?,
             confidence: judgement.confidence.unwrap_or(0.0),
             names: largest(added(&self.tags), bytes),
-            structure: structure.map(|(name, _)| name),
+            structures,
         })
     }
 
@@ -297,8 +302,20 @@ impl<'r> Course<'r> {
     }
 }
 
+/// Returns the names, the largest first, that together have the share [`COMMON_SHARE`] of `bytes`; at most [`NAMED`].
+fn main_parts(mut names: Vec<(String, i64)>, bytes: i64) -> Vec<String> {
+    names.sort_by_key(|(_, added)| std::cmp::Reverse(*added));
+    let mut rest = (bytes as f64 * COMMON_SHARE) as i64;
+    let is_needed = |(_, added): &(String, i64)| {
+        let is_needed = rest > 0 && *added > 0;
+        rest = rest.saturating_sub(*added);
+        is_needed
+    };
+    names.into_iter().take_while(is_needed).take(NAMED).map(|(name, _)| name).collect()
+}
+
 /// Returns the names with the largest share of `bytes`. If many modules share the bytes, returns the path that contains them.
-fn largest(mut names: Vec<(String, i64)>, bytes: i64) -> Vec<(String, i64)> {
+pub(super) fn largest(mut names: Vec<(String, i64)>, bytes: i64) -> Vec<(String, i64)> {
     let has = |share: f64, added: i64| added as f64 >= bytes as f64 * share;
     let paths = names
         .iter()
@@ -317,6 +334,11 @@ fn largest(mut names: Vec<(String, i64)>, bytes: i64) -> Vec<(String, i64)> {
 }
 
 impl Growth {
+    /// Returns whether the growth lasted for few forward passes.
+    pub fn is_short(&self) -> bool {
+        self.axis == Axis::ForwardPass.name() && self.over < LEAST_PASSES
+    }
+
     /// Returns the number of seconds until the free bytes of the device are used up at this rate. `None` if the growth is uncertain
     /// or may have ended, if the free bytes are unknown, or if the device would not be full within [`LONGEST_FORECAST_S`].
     fn full_in_s(&self, device: &Device) -> Option<u64> {
@@ -348,8 +370,9 @@ impl Growth {
     /// Returns the growth as a finding. `used` is the number of bytes that the process used.
     pub fn finding(self, device: &Device, used: i64, severity: Severity) -> Finding {
         let names: Vec<String> = self.names.iter().map(|(name, _)| escape(name)).collect();
-        let structure = self.structure.as_deref().filter(|name| *name != OTHERS).map(escape);
-        let mut subject: Vec<String> = structure.into_iter().chain([names.join(", ")]).collect();
+        let structures = self.structures.iter().filter(|name| *name != OTHERS).map(|name| escape(name));
+        let structures = structures.collect::<Vec<_>>().join(" + ");
+        let mut subject = vec![structures, names.join(", ")];
         subject.retain(|words| !words.is_empty());
         subject.dedup();
         let subject = if subject.is_empty() { "memory".to_owned() } else { subject.join(" of ") };
@@ -363,7 +386,7 @@ impl Growth {
             confidence: Some(self.confidence),
             rate: Some(self.whole(device, used)),
             names: self.names,
-            structure: self.structure,
+            structures: self.structures,
             ..Finding::new(Kind::Growth, severity, Some(device), (self.bytes, used), what)
         }
     }
@@ -382,17 +405,22 @@ pub(super) fn finding(report: &Report<'_>, device: &Device) -> Option<Finding> {
     Some(finding)
 }
 
-/// Returns the finding on pinned host memory that grows.
-pub(super) fn pinned(device: &Device) -> Option<Finding> {
+/// Returns the finding on pinned host memory that grows, with the lines or modules that hold most of it.
+pub(super) fn pinned(report: &Report<'_>, device: &Device) -> Option<Finding> {
     let used = most_used(device).unwrap_or(0);
     let points = &device.details.growth;
-    let growth = beside(points, &points.pinned, MATERIAL_PINNED_BYTES)?;
+    let growth = beside(points, &points.pinned, MATERIAL_PINNED_BYTES, LEAST_PASSES)?;
     let rate = Rate { text: growth.rate(), whole_bytes: growth.bytes };
-    let what = format!("{PINNED}: {}, +{} MiB in total", rate.text, mib(growth.bytes));
+    let tags = points.pinned_cells.iter();
+    let tags = tags.filter_map(|(cell, bytes)| Some((report.cell(*cell)?.tag.clone()?, *bytes)));
+    let names = largest(sums(tags).into_iter().collect(), points.pinned.last().copied().unwrap_or(0));
+    let of: Vec<String> = names.iter().map(|(name, _)| escape(name)).collect();
+    let of = if of.is_empty() { String::new() } else { format!(" of {}", of.join(", ")) };
+    let what = format!("{PINNED}{of}: {}, +{} MiB in total", rate.text, mib(growth.bytes));
     let finding = Finding::new(Kind::Growth, Severity::Warning, Some(device), (growth.bytes, used), what);
-    let structure = Some(PINNED.to_owned());
+    let structures = vec![PINNED.to_owned()];
     let (confidence, share) = (Some(growth.confidence), finding.share.min(1.0));
-    Some(Finding { confidence, share, structure, rate: Some(rate), ..finding })
+    Some(Finding { confidence, share, names, structures, rate: Some(rate), ..finding })
 }
 
 #[cfg(test)]
@@ -403,6 +431,17 @@ mod tests {
         let course =
             Course { whole: amounts, ..Course::new((0..60).collect(), (0..60).map(f64::from).collect()) };
         course.judged(1e6, "forward pass", |judgement| Some(judgement.units() as u64))
+    }
+
+    #[test]
+    fn a_growth_has_the_structures_that_make_up_most_of_it() {
+        let parts = |amounts: &[i64]| {
+            let names = ["gradients", "parameters", "activations", "inputs"];
+            main_parts(names.iter().map(ToString::to_string).zip(amounts.iter().copied()).collect(), 100)
+        };
+        assert_eq!(parts(&[90, 5, 5, 0]), ["gradients"]);
+        assert_eq!(parts(&[27, 53, 15, 5]), ["parameters", "gradients"]);
+        assert_eq!(parts(&[-50, 0, 0, 0]), [""; 0]);
     }
 
     #[test]

@@ -11,7 +11,7 @@ pub mod text;
 pub(crate) use out_of_memory::{FRAGMENTED_SHARE, of_request};
 
 use crate::{Report, held, ooms, used_or_tracked};
-use gpumem_model::run::{Amounts, Class, Device, Fate, Oom, State};
+use gpumem_model::run::{Amounts, Class, Device, Fate, Oom, Run, State};
 use gpumem_model::timeline::Point;
 use gpumem_model::units::{plural, signed, thousands};
 use serde::Serialize;
@@ -23,7 +23,7 @@ const LEAST_SHARE: f64 = 0.02;
 const UNUSED_SHARE: f64 = 0.25;
 /// Minimum unused memory of pools for a finding, as a share of the device's memory.
 const UNUSED_DEVICE_SHARE: f64 = 0.25;
-/// Minimum unexplained Untrackable memory for a finding, as a share of the process's memory.
+/// Minimum Untrackable memory for a finding, unexplained or of modules, as a share of the process's memory.
 const UNEXPLAINED_SHARE: f64 = 0.10;
 /// Minimum size in bytes of unused or unexplained memory for a finding.
 const LEAST_BYTES: i64 = 512 << 20;
@@ -68,7 +68,7 @@ pub enum Severity {
     Note,
 }
 
-/// [`Finding::structure`] of pinned host memory.
+/// [`Finding::structures`] of pinned host memory.
 pub(crate) const PINNED: &str = "pinned host memory";
 
 /// Rate at which memory grows.
@@ -101,9 +101,9 @@ pub struct Finding {
     pub what: String,
     /// Tags or categories with the most of `bytes`, and their bytes; the largest first.
     pub names: Vec<(String, i64)>,
-    /// Category that contains most of the bytes of growing memory.
+    /// Categories that contain most of the bytes of growing memory, the one that grows most first.
     #[serde(skip)]
-    pub structure: Option<String>,
+    pub structures: Vec<String>,
     /// Rate of growing memory.
     #[serde(skip)]
     pub rate: Option<Rate>,
@@ -113,7 +113,7 @@ pub struct Finding {
 
 impl Finding {
     /// Returns a finding without names, advice and confidence. Its `share` is `bytes` divided by `used`.
-    fn new(
+    pub(crate) fn new(
         kind: Kind,
         severity: Severity,
         device: Option<&Device>,
@@ -131,7 +131,7 @@ impl Finding {
             spare_bytes: None,
             what,
             names: Vec::new(),
-            structure: None,
+            structures: Vec::new(),
             rate: None,
             advice: None,
         }
@@ -242,11 +242,12 @@ impl Findings {
                 }
                 _ => {
                     findings.extend(growth::finding(report, device));
-                    findings.extend(growth::pinned(device));
+                    findings.extend(growth::pinned(report, device));
                     findings.extend(unused_pool(report, device));
                 }
             }
             findings.extend(untrackable(report, device));
+            findings.extend(eager_modules(report, device));
         }
         rank(&mut findings);
         findings.extend(losses(report));
@@ -291,6 +292,19 @@ fn untrackable(report: &Report<'_>, device: &Device) -> Option<Finding> {
     note(Kind::Untrackable, device, (unexplained, moment.used_bytes()?), UNEXPLAINED_SHARE, what)
 }
 
+/// Returns the finding on modules that are large because the program loads them all at its start.
+fn eager_modules(report: &Report<'_>, device: &Device) -> Option<Finding> {
+    let bytes = device.last.gap_parts()?.modules_bytes;
+    let what = format!("{} MiB of kernels were loaded at once: CUDA_MODULE_LOADING=EAGER", mib(bytes));
+    let note = note(Kind::Untrackable, device, (bytes, device.last.used_bytes()?), UNEXPLAINED_SHARE, what)?;
+    is_eager(report.run).then(|| Finding { advice: Some("remove that variable".into()), ..note })
+}
+
+/// Returns whether the environment makes the driver load all modules at the start of the process.
+pub(crate) fn is_eager(run: &Run) -> bool {
+    run.process.claims.get("module_loading").is_some_and(|value| value == "EAGER")
+}
+
 /// Returns a note on `bytes`, if they are large and at least `least_share` of `used`.
 fn note(
     kind: Kind,
@@ -315,13 +329,12 @@ mod tests {
     use super::*;
     use crate::rules::Groupings;
     use gpumem_model::growth::Axis;
-    use gpumem_model::run::{Cell, DeviceReading, Holder, OomDevice, OomKind, Run};
+    use gpumem_model::run::{Cell, DeviceReading, Holder, OomDevice, OomKind, UntrackableParts};
 
     #[test]
     fn live_leak_has_the_time_until_the_device_is_full() {
         const STEP: i64 = 64 << 20;
-        let log = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/small-train.log");
-        let mut run = gpumem_import::read_file(&log, None).expect("a log").remove(0);
+        let mut run = run();
         run.state = State::Open;
         run.cells = vec![Cell { tag: Some("decoder".into()), ..run.cells[0].clone() }];
         let device = &mut run.devices[0];
@@ -354,8 +367,7 @@ mod tests {
     #[test]
     fn unused_pool_memory_matters_if_it_is_much_of_the_device() {
         const GIB: i64 = 1 << 30;
-        let log = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/small-train.log");
-        let mut run = gpumem_import::read_file(&log, None).expect("a log").remove(0);
+        let mut run = run();
         let of = |class| Cell { class, tag: None, ..run.cells[0].clone() };
         run.cells = vec![of(Class::Block), of(Class::PoolIdle)];
         let device = &mut run.devices[0];
@@ -378,11 +390,50 @@ mod tests {
         assert_eq!(found(&mut run, 80), None);
     }
 
+    /// Returns a run with a device of 16 GiB, for tests.
+    fn run() -> Run {
+        let log = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/small-train.log");
+        gpumem_import::read_file(&log, None).expect("a log").remove(0)
+    }
+
+    #[test]
+    fn large_modules_that_are_loaded_at_once_are_a_finding() {
+        const MIB: i64 = 1 << 20;
+        let mut run = run();
+        let parts = UntrackableParts { modules_bytes: 900 * MIB, ..UntrackableParts::default() };
+        let last = &mut run.devices[0].last;
+        (last.predates_bytes, last.tracked_bytes) = (Some(0), Some(1000 * MIB));
+        (last.untrackable_bytes, last.parts) = (Some(parts.sum()), Some(parts));
+        let found = |run: &Run| eager_modules(&Report::new(run, Groupings::default(), None), &run.devices[0]);
+        assert_eq!(found(&run), None);
+        run.process.claims.insert("module_loading".into(), "EAGER".into());
+        let finding = found(&run).expect("a finding");
+        assert_eq!((finding.kind, finding.bytes), (Kind::Untrackable, 900 * MIB));
+        run.devices[0].last.tracked_bytes = Some(20_000 * MIB);
+        assert_eq!(found(&run), None, "few of the process's bytes");
+    }
+
+    #[test]
+    fn growing_pinned_memory_has_its_lines() {
+        let mut run = run();
+        run.cells = vec![Cell { tag: Some("load.py:7 stage".into()), ..run.cells[0].clone() }];
+        let growth = &mut run.devices[0].details.growth;
+        (growth.axis, growth.stride) = (Axis::Step, 1);
+        growth.points = (0..60).map(|step| (step, step * 1_000_000_000)).collect();
+        growth.pinned = (0..60).map(|step| step << 24).collect();
+        let what = |run: &Run| {
+            let report = Report::new(run, Groupings::default(), None);
+            growth::pinned(&report, &run.devices[0]).expect("a finding").what
+        };
+        assert!(what(&run).starts_with("pinned host memory: +15.7 MiB per step"), "{}", what(&run));
+        run.devices[0].details.growth.pinned_cells = vec![(0, 59 << 24)];
+        assert!(what(&run).starts_with("pinned host memory of load.py:7 stage: +15.7"), "{}", what(&run));
+    }
+
     /// The amounts and times of a damaged store may have any value.
     #[test]
     fn damaged_runs_have_conclusions_too() {
-        let log = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/small-train.log");
-        let mut run = gpumem_import::read_file(&log, None).expect("a log").remove(0);
+        let mut run = run();
         run.cells = vec![Cell { tag: Some("a/b".into()), ..run.cells[0].clone() }; 2];
         let amounts = || Amounts::from(vec![(0, i64::MAX), (1, i64::MAX)]);
         let device = &mut run.devices[0];

@@ -3,7 +3,7 @@
 use super::{Finding, Kind, Severity, growth, mib, rank};
 use crate::category::OTHERS;
 use crate::oom::{holder_name, holders_of};
-use crate::{GroupBy, Report, held, names, sum};
+use crate::{GroupBy, Report, held, names, sum, sums};
 use gpumem_model::escape::escape;
 use gpumem_model::names::Named;
 use gpumem_model::run::{Cell, Device, Fate, Holder, Iteration, Moment, Oom, OomKind};
@@ -22,6 +22,9 @@ pub(crate) const FRAGMENTED_SHARE: f64 = 0.15;
 const SAME_NS: u64 = 1_000_000_000;
 /// Growth of another process below this number of bytes is not stated.
 const LEAST_GROWTH: i64 = 1 << 20;
+
+/// Category of activations.
+const ACTIVATIONS: &str = "activations";
 
 /// Data of a failed request, for finding its causes.
 struct Request<'r> {
@@ -94,14 +97,16 @@ impl<'r> Request<'r> {
     }
 
     fn retained(&self, report: &Report<'_>) -> Option<Finding> {
+        let no_backward = self.no_backward(report);
         match growth::growth(report, self.device, Some(self.oom)) {
-            Some(grown) if self.would_fit(grown.bytes) => {
+            // Missing backward passes explain growth in few forward passes.
+            Some(grown) if self.would_fit(grown.bytes) && !(grown.is_short() && no_backward.is_some()) => {
                 let spare_bytes = self.spare(grown.bytes);
-                let advice = self.no_backward(report).and_then(|finding| finding.advice);
+                let advice = no_backward.and_then(|finding| finding.advice);
                 let finding = grown.finding(self.device, self.used, self.severity);
                 Some(Finding { spare_bytes, advice: finding.advice.clone().or(advice), ..finding })
             }
-            _ => self.no_backward(report),
+            _ => no_backward,
         }
     }
 
@@ -245,6 +250,19 @@ impl<'r> Request<'r> {
         })
     }
 
+    /// Returns the module that has most of the activations, alone or together with modules inside of it.
+    fn activated_module(&self, report: &Report<'_>) -> Option<String> {
+        let is_activation = |cell: &&Cell| cell.role.as_deref() == Role::Activation.name();
+        let moment = self.moment()?;
+        let tags = moment.amounts.iter().filter_map(|(cell, bytes)| {
+            Some((report.cell(*cell).filter(is_activation)?.tag.clone()?, *bytes))
+        });
+        let tags: Vec<(String, i64)> = sums(tags).into_iter().collect();
+        let bytes = sum(tags.iter().map(|(_, bytes)| *bytes));
+        let mut names = growth::largest(tags, bytes).into_iter().map(|(name, _)| name);
+        names.next().filter(|_| names.next().is_none())
+    }
+
     /// Returns the finding that the memory that the process needs at one time does not fit, with its largest parts.
     fn largest(&self, report: &Report<'_>) -> Option<Finding> {
         if self.oom.is_suspected() {
@@ -264,7 +282,11 @@ impl<'r> Request<'r> {
         let bytes = parts.first().map(|(_, bytes)| *bytes).filter(|bytes| *bytes > 0)?;
         parts.retain(|(_, part)| *part as f64 >= bytes as f64 * NAMED_SHARE);
         parts.truncate(NAMED);
-        let named = parts.iter().map(|(name, bytes)| format!("{} {}", escape(name), mib(*bytes)));
+        let module = self.activated_module(report).filter(|_| parts[0].0 == ACTIVATIONS);
+        let named = parts.iter().map(|(name, bytes)| match &module {
+            Some(module) if name == ACTIVATIONS => format!("{name} of {} {}", escape(module), mib(*bytes)),
+            _ => format!("{} {}", escape(name), mib(*bytes)),
+        });
         let what = format!(
             "the memory that the program holds at one time does not fit: {} MiB; {} MiB more were requested",
             named.collect::<Vec<_>>().join(" + "),

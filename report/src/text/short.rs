@@ -198,7 +198,7 @@ fn rows(
     };
     let text = |amount: Option<i64>| amount.map_or("-".to_owned(), |amount| unit.print(amount));
     let near = if has_older_gap(moment) { "~" } else { "" };
-    let grows = |row: &Row| findings.iter().any(|finding| finding.structure.as_deref() == Some(&row.name));
+    let grows = |row: &Row| findings.iter().any(|finding| finding.structures.first() == Some(&row.name));
     let mut lines: Vec<Line> = Vec::new();
     let (mut whole, mut causes) = (None, Vec::new());
     for (row, amount) in statement.rows.iter().zip(amounts) {

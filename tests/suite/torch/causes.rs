@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 const FAST: &str = "[nvml]\nlist_every_s = 0.1\nlist_budget = 1.0\n";
 
 /// A program, the kind of its first finding, a part of the sentence, and the kind of the first advice (or several).
-const PLANTED: [(&str, &str, &str, &str); 21] = [
+const PLANTED: [(&str, &str, &str, &str); 26] = [
     ("outputs_kept", "growth", "Net/head", "retained_tensors"),
     ("losses_kept", "growth", "Net", "retained_tensors"),
     ("hooks_keep", "growth", "Net/blocks.2/up", "retained_tensors"),
@@ -25,6 +25,11 @@ const PLANTED: [(&str, &str, &str, &str); 21] = [
     ("logits_kept_in_evaluation", "growth", "retained forward outputs of Net/head", "retained_tensors"),
     ("graphs_kept", "fragmentation", "CUDA graphs", "graph_pools|streams"),
     ("state_too_large", "too_large", "optimizer state", "optimizer_state"),
+    ("communicators_kept", "growth", "libnccl", "communication"),
+    ("models_kept", "growth", "gradients + parameters", "retained_tensors"),
+    ("teacher_with_gradients", "too_large", "activations of Teacher", "evaluation_gradients"),
+    ("data_on_the_device", "too_large", "data_on_the_device", "retained_tensors"),
+    ("hooks_of_gradients_keep", "growth", "Net/blocks.2", "retained_tensors"),
     ("evaluation_with_gradients", "no_backward", "training step", "evaluation_gradients"),
     ("batch_too_large", "too_large", "activations", "checkpointing"),
     ("long_batch_too_large", "too_large", "activations", "checkpointing"),
@@ -45,8 +50,8 @@ const KEPT: [(&str, &str, &str, &str); 8] = [
     ("averages_kept", "growth", "per step", "retained_tensors"),
     ("features_kept", "growth", "Net/head", "retained_tensors"),
     ("sessions_kept", "growth", "sessions_kept", "retained_tensors"),
-    ("a_stream_for_each_request", "unused_pool", "cached by the allocator", "streams"),
-    ("pinned_kept", "growth", "pinned host memory", "pinned_memory"),
+    ("a_stream_for_each_request", "unused_pool", "MiB per forward pass", "streams"),
+    ("pinned_kept", "growth", "pinned host memory of causes.py:", "pinned_memory"),
 ];
 
 const HEALTHY: [&str; 10] = [

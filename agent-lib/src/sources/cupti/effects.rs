@@ -8,7 +8,7 @@ use crate::driver::core::Core;
 use crate::naming::{callers, python};
 use crate::record::recorder::{self, RecordContext};
 use crate::threads::{Call, Thread};
-use gpumem_wire::{Body, DriverEventKind, NONE_DEVICE};
+use gpumem_wire::{Body, DriverEventKind, MemoryKind, NONE_DEVICE};
 
 /// CUDA_ERROR_OUT_OF_MEMORY.
 const OUT_OF_MEMORY: u32 = 2;
@@ -18,8 +18,10 @@ impl Core {
     #[inline(always)]
     pub fn allocated(&self, thread: &Thread, mut at: RecordContext, what: Allocation) {
         let Allocation { address, bytes, memory, .. } = what;
-        let is_named_by_line =
-            || callers::is_python(at.module) || self.is_single_tensor(at.module, bytes, memory);
+        let is_named_by_line = || {
+            let is_python = callers::is_python(at.module) || memory == MemoryKind::Pinned;
+            is_python || self.is_single_tensor(at.module, bytes, memory)
+        };
         if at.tag == 0 && is_named_by_line() {
             at.tag = python::line(self);
         }

@@ -232,6 +232,7 @@ fn growth(cells: usize) -> impl Strategy<Value = Growth> {
             latest,
             named,
             slack,
+            pinned_cells: gap.iter().map(|(time_ns, bytes)| (*time_ns as u32, *bytes)).collect(),
             pinned,
             cells,
             rest,
