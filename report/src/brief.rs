@@ -159,7 +159,9 @@ fn several_devices(processes: usize, devices: &[(&Report<'_>, &Device)]) -> Vec<
 fn composition(report: &Report<'_>, moment: &Moment, unit: Unit, named: usize) -> String {
     let composition = report.composition(moment, report.by);
     let pool_idle = composition.pool_idle;
-    let parts = ranked_parts(composition.busy_parts(report.by));
+    let opaque = ("opaque pools".to_owned(), composition.opaque);
+    let categories = composition.categories.into_iter().chain([opaque]);
+    let parts = ranked_parts(categories.chain(report.others_by_name(moment, report.by)));
     let mut parts = folded_parts(parts, named + 1, |number| format!("{number} smaller"));
     if pool_idle != 0 {
         parts.push(("idle".to_owned(), pool_idle));

@@ -363,6 +363,18 @@ impl<'r> Report<'r> {
         largest_first(sums(tags))
     }
 
+    /// Returns the memory without a category, for a sentence: its largest tag by name, if that has at least half of it, and the rest.
+    pub(crate) fn others_by_name(&self, moment: &Moment, by: GroupBy) -> Vec<(String, i64)> {
+        let total = self.composition(moment, by).others;
+        let rest = |bytes| (by.name_of_rest().to_owned(), bytes);
+        match self.others(moment, by).into_iter().next() {
+            Some((tag, bytes)) if by != GroupBy::Tag && bytes >= total - bytes => {
+                vec![(if tag.is_empty() { NO_TAG.to_owned() } else { tag }, bytes), rest(total - bytes)]
+            }
+            _ => vec![rest(total)],
+        }
+    }
+
     /// Returns tags that rules of several categories match, as (tag, category that wins, other category).
     pub fn conflicts(&self) -> Vec<(String, String, String)> {
         self.rules(self.by).map(|rules| rules.conflicts(self.shown_cells())).unwrap_or_default()

@@ -1,7 +1,6 @@
 //! Finds why a request for memory failed: each cause without which the request would have fitted, with its bytes.
 
 use super::{Finding, Kind, Severity, growth, mib, rank};
-use crate::category::OTHERS;
 use crate::oom::{holder_name, holders_of};
 use crate::{GroupBy, Report, held, names, sum, sums};
 use gpumem_model::escape::escape;
@@ -274,10 +273,9 @@ impl<'r> Request<'r> {
             let advice = Some("start it with gpumemctl run -- COMMAND".into());
             return Some(Finding { advice, ..self.finding(Kind::TooLarge, self.used, what) });
         }
-        let parts = report.composition(&self.moment()?, GroupBy::Structure);
-        let others = parts.others;
-        let mut parts = parts.ranked();
-        parts.push((OTHERS.to_owned(), others));
+        let moment = self.moment()?;
+        let mut parts = report.composition(&moment, GroupBy::Structure).ranked();
+        parts.extend(report.others_by_name(&moment, GroupBy::Structure));
         parts.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
         let bytes = parts.first().map(|(_, bytes)| *bytes).filter(|bytes| *bytes > 0)?;
         parts.retain(|(_, part)| *part as f64 >= bytes as f64 * NAMED_SHARE);
