@@ -203,6 +203,12 @@ next: gpumemctl oom 41873 --verbose | --all | --json; gpumemctl report 41873
     assert!(text.contains("\n2. other processes hold 6,644 MiB, 8 % of the device\n"), "{text}");
     assert!(text.contains("Other processes: 6,644 MiB, unchanged in the last 60 s (bob 52110).\n"), "{text}");
     assert!(text.contains("\nIncomplete: memory from before the daemon's start"), "{text}");
+    // Memory without a category has the name of its tag, if most of it has one.
+    for cell in run.cells.iter_mut().filter(|cell| cell.role.as_deref() == Some("optimizer state")) {
+        (cell.role, cell.tag) = (None, Some("history".into()));
+    }
+    let text = short(&run);
+    assert!(text.contains("does not fit: history 26,952 + gradients 13,476"), "{text}");
 }
 
 #[test]
