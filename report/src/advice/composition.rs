@@ -225,8 +225,9 @@ fn optimizer(device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -> Vec<Item>
     let rows = &device.details.iterations.rows;
     let earlier = rows.iter().map(|row: &Iteration| row.optimizer_state.last_bytes).max().unwrap_or(0);
     let is_in_step = oom.is_some_and(|oom| oom.phase.as_deref() == Phase::Optimizer.name());
-    // A first step ends before it has made all of its state. Adam's has two values for each parameter.
-    let (state, formula) = match is_in_step && earlier == 0 {
+    // A first step that fails has not made all of its state yet. Adam's has two values for each parameter. An optimizer without
+    // any state, such as plain SGD, needs none.
+    let (state, formula) = match is_in_step && earlier == 0 && parts.optimizer > 0 {
         true => (parts.optimizer.max(2 * parts.parameters), "2 x parameters, as Adam needs"),
         false => (parts.optimizer, "the state at that time"),
     };

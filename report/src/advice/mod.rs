@@ -207,8 +207,8 @@ mod tests {
         assert!(json.contains("\"basis\": \"replayed\""), "{json}");
     }
 
-    /// Returns the first change for a run that failed in a step while it held these GiB by role and tag.
-    fn first_change(held: &[(Role, &str, i64)]) -> Option<Item> {
+    /// Returns a run that failed in a step while it held these GiB by role and tag.
+    fn holding(held: &[(Role, &str, i64)]) -> Run {
         let mut run = fragmented(&[]);
         let cell = |&(role, tag, _): &(Role, &str, i64)| Cell {
             class: Class::Block,
@@ -221,7 +221,11 @@ mod tests {
         let oom = &mut run.devices[0].details.ooms[0];
         oom.amounts = Amounts::from((0..).zip(held.iter().map(|(.., gib)| gib * GIB)).collect::<Vec<_>>());
         (oom.idle_bytes, oom.largest_idle_bytes) = (Some(0), Some(0));
-        advice(&run, &Evidence::default()).0.items.into_iter().next()
+        run
+    }
+
+    fn first_change(held: &[(Role, &str, i64)]) -> Option<Item> {
+        advice(&holding(held), &Evidence::default()).0.items.into_iter().next()
     }
 
     #[test]
@@ -240,6 +244,19 @@ mod tests {
             |held| first_change(held).is_some_and(|first| first.kind == Kind::EvaluationGradients);
         assert!(!is_advised(&held[..2]), "a model before its optimizer's first step");
         assert!(!is_advised(&[held[0], held[2]]), "a frozen model whose inputs need gradients");
+    }
+
+    #[test]
+    fn an_optimizer_without_state_needs_no_smaller_state() {
+        let advises = |state: &[(Role, &str, i64)]| {
+            let mut run =
+                holding(&[&[(Role::Parameter, "Net/a", 7), (Role::Gradient, "Net/a", 7)], state].concat());
+            run.devices[0].details.ooms[0].phase = Phase::Optimizer.name().map(Into::into);
+            let items = advice(&run, &Evidence::default()).0.items;
+            items.iter().any(|item| item.kind == Kind::OptimizerState)
+        };
+        assert!(advises(&[(Role::OptimizerState, "Net/a", 1)]));
+        assert!(!advises(&[]), "plain SGD");
     }
 
     #[test]

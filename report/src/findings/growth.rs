@@ -376,7 +376,7 @@ impl Growth {
         subject.retain(|words| !words.is_empty());
         subject.dedup();
         let subject = if subject.is_empty() { "memory".to_owned() } else { subject.join(" of ") };
-        let share = 100.0 * self.bytes as f64 / used.max(1) as f64;
+        let share = 100.0 * (self.bytes as f64 / used.max(1) as f64).min(1.0);
         let what = format!(
             "{subject}: {}, +{} MiB in total, {share:.0} % of the process's memory",
             self.rate(),

@@ -89,7 +89,8 @@ pub struct Finding {
     /// NVML index of the device; `None` if the finding is about the whole run.
     pub device: Option<u16>,
     pub bytes: i64,
-    /// `bytes` divided by the used bytes of the process; for [`Kind::OtherProcesses`], `bytes` divided by the size of the device.
+    /// `bytes` divided by the used bytes of the process, at most 1; for [`Kind::OtherProcesses`], `bytes` divided by the size of
+    /// the device.
     pub share: f64,
     /// Confidence of the statistical test, 0 to 1; `None` if no test was needed.
     pub confidence: Option<f64>,
@@ -125,7 +126,7 @@ impl Finding {
             severity,
             device: device.map(|device| device.ordinal),
             bytes,
-            share: bytes as f64 / used.max(1) as f64,
+            share: (bytes as f64 / used.max(1) as f64).min(1.0),
             confidence: None,
             full_in_s: None,
             spare_bytes: None,
@@ -148,7 +149,8 @@ impl Finding {
         let kind = self.kind.name().replace('_', " ");
         let share = 100.0 * self.share;
         let forecast = self.forecast().map(|forecast| format!("; {forecast}")).unwrap_or_default();
-        format!("{kind}: {} MiB, {share:.0} % of the process's memory{forecast}", mib(self.bytes))
+        let whole = if self.kind == Kind::OtherProcesses { "device" } else { "process" };
+        format!("{kind}: {} MiB, {share:.0} % of the {whole}'s memory{forecast}", mib(self.bytes))
     }
 
     fn forecast(&self) -> Option<String> {
@@ -394,6 +396,18 @@ mod tests {
     fn run() -> Run {
         let log = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/small-train.log");
         gpumem_import::read_file(&log, None).expect("a log").remove(0)
+    }
+
+    #[test]
+    fn a_share_is_of_the_process_or_of_the_device() {
+        let finding = |kind| Finding::new(kind, Severity::Note, None, (3 << 20, 1 << 20), String::new());
+        assert_eq!(finding(Kind::Growth).share, 1.0);
+        assert_eq!(
+            finding(Kind::Growth).anonymous_sentence(),
+            "growth: 3 MiB, 100 % of the process's memory"
+        );
+        let others = Finding { share: 0.5, ..finding(Kind::OtherProcesses) };
+        assert_eq!(others.anonymous_sentence(), "other processes: 3 MiB, 50 % of the device's memory");
     }
 
     #[test]
