@@ -444,6 +444,17 @@ mod tests {
         assert!(what(&run).starts_with("pinned host memory of load.py:7 stage: +15.7"), "{}", what(&run));
     }
 
+    #[test]
+    fn an_undecided_error_is_not_called_survived() {
+        let mut run = run();
+        let line = |run: &Run| text::lines(&Report::new(run, Groupings::default(), None)).remove(0);
+        let oom = Oom { kind: OomKind::Device, asked_bytes: 1 << 30, ..Oom::default() };
+        run.devices[0].details.ooms = vec![Oom { fate: Fate::Survived, ..oom.clone() }];
+        assert!(line(&run).ends_with("and the program went on"), "{}", line(&run));
+        run.devices[0].details.ooms = vec![oom];
+        assert!(line(&run).ends_with("it is unknown whether that ends the program"), "{}", line(&run));
+    }
+
     /// The amounts and times of a damaged store may have any value.
     #[test]
     fn damaged_runs_have_conclusions_too() {

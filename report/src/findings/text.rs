@@ -57,6 +57,9 @@ pub(crate) fn outcome(report: &Report<'_>, conclusions: &Findings) -> Option<Str
             ))
         }
         Outcome::Suspected => Some(format!("it may have run out of memory at {when}")),
+        Outcome::Survived if oom.fate == Fate::Open => {
+            Some(format!("memory ran out at {when}; it is unknown whether that ends the program"))
+        }
         Outcome::Survived => Some(format!("memory ran out at {when}, and the program went on")),
         Outcome::Ended | Outcome::Running => None,
     }
