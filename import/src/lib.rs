@@ -99,7 +99,8 @@ pub fn read(input: Input, forced: Option<&'static Format>) -> Result<Vec<Run>, E
         kind: format.name.into(),
         origin: input.path.file_name().unwrap_or(input.path.as_os_str()).to_string_lossy().into_owned(),
         preset: format.preset.map(str::to_owned),
-    });
+    })
+    .with_blocks();
     (format.read)(input, &mut builder)?;
     Ok(builder.runs(false))
 }

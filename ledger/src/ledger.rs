@@ -14,6 +14,7 @@ use crate::process::Process;
 use crate::process::account::Account;
 use crate::process::coverage::{EarlierRecords, parse_lines};
 use crate::samples::pending::ClosedSample;
+use gpumem_model::blocks::Blocks;
 use gpumem_model::iterations::Iterations;
 use gpumem_model::parameters::Parameters;
 use gpumem_model::program_data;
@@ -82,6 +83,8 @@ pub struct Ledger {
     last: Option<(ProcessKey, usize)>,
     /// Limits of the ledger's memory for processes, and the present use.
     pub(crate) quotas: Quotas,
+    /// Whether processes keep their last blocks.
+    keeps_blocks: bool,
 }
 
 impl Ledger {
@@ -156,7 +159,9 @@ impl Ledger {
                 let window_ns = if self.clock == ClockKind::Ordinal { 1 } else { WINDOW_NS };
                 let is_of_file = self.quotas.limits == Limits::NONE;
                 let max_spans = if is_of_file { MAX_SPANS_OF_FILE } else { MAX_SPANS };
-                self.processes.push(Process::new(key, window_ns, max_spans));
+                let mut process = Process::new(key, window_ns, max_spans);
+                process.holdings.block_ring = self.keeps_blocks.then(Box::default);
+                self.processes.push(process);
                 self.by_key.insert(key, self.processes.len() - 1);
                 self.processes.len() - 1
             }
@@ -528,6 +533,17 @@ impl Ledger {
     pub fn iterations(&self, key: ProcessKey, account: usize) -> Iterations {
         let iterations = |process: &Process| process.holdings.iterations(account, process.stream.applied_ns);
         self.find(key).map(iterations).unwrap_or_default()
+    }
+
+    /// Lets each later process keep its last blocks, in at most 4 MiB.
+    pub fn keep_blocks(&mut self) {
+        self.keeps_blocks = true;
+    }
+
+    /// Returns the last blocks of an account, by its index in [`ProcessView::accounts`](crate::ProcessView).
+    pub fn blocks(&self, key: ProcessKey, account: usize) -> Blocks {
+        let book = u8::try_from(account).unwrap_or(u8::MAX);
+        self.find(key).map(|process| process.holdings.blocks(book)).unwrap_or_default()
     }
 
     /// Returns the parameters and gradients of an account, by its index in [`ProcessView::accounts`](crate::ProcessView).

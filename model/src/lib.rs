@@ -22,6 +22,7 @@
 //! The crate depends on `gpumem-wire` for roles, phases and reasons of absence, which it serialises by name.
 #![forbid(unsafe_code)]
 
+pub mod blocks;
 pub mod cell;
 pub mod checks;
 pub mod control;

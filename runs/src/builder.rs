@@ -115,6 +115,13 @@ impl RunBuilder {
         &self.ledger
     }
 
+    /// Lets the runs of later processes have their last blocks.
+    #[must_use]
+    pub fn with_blocks(mut self) -> Self {
+        self.ledger.keep_blocks();
+        self
+    }
+
     /// Sets the limits of the ledger's memory; see [`Ledger::set_limits`].
     pub fn limit(&mut self, limits: Limits) {
         self.ledger.set_limits(limits);
@@ -284,6 +291,7 @@ impl RunBuilder {
                 iterations: self.ledger.iterations(process.key, index),
                 parameters: self.ledger.parameters(process.key, index),
                 pools: account.pools.clone(),
+                blocks: self.ledger.blocks(process.key, index),
                 ooms: ooms_of(process, index, snapshot.now_ns),
                 ..run::Details::default()
             },

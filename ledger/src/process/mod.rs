@@ -161,6 +161,9 @@ impl Process {
     fn pass_time(&mut self, record: &Record<'_>, entered: Option<(u64, i64)>) {
         let stamp = &record.stamp;
         self.stream.applied_ns = stamp.time_ns;
+        if let Some(ring) = &mut self.holdings.block_ring {
+            ring.now_ns = stamp.time_ns;
+        }
         if stamp.time_ns >= self.stream.next_silence_check_ns {
             self.stream.next_silence_check_ns = self.holdings.end_silences(stamp.time_ns);
         }

@@ -63,6 +63,7 @@ impl Holdings {
             row.book = self.pools[row.owner as usize].book;
             row.first_epoch = self.book(row.book).next_epoch();
             self.allocate_from_pool(row.owner, row.cell, bytes);
+            self.note_row(Extent::Allocation(address, row.seq), &row, 0, bytes);
         } else {
             let is_scratch = stamp.module != 0 && self.scratch_libraries.contains(&stamp.module);
             let role = if is_scratch { Role::Workspace } else { Role::Unknown };
@@ -71,6 +72,7 @@ impl Holdings {
             let book = self.book(book);
             book.post(cell, bytes as i64);
             book.round(bytes, true);
+            self.note_row(Extent::Allocation(address, row.seq), &row, 0, bytes);
         }
         // Memory outside the book can be a segment too; then its blocks are not booked either.
         let is_segment = pool != 0 && kind != MemoryKind::StreamOrdered && bytes > 0;
@@ -188,6 +190,7 @@ impl Holdings {
             return;
         }
         self.uncarve_all(Extent::Allocation(address, row.seq), &row);
+        self.note_row(Extent::Allocation(address, row.seq), &row, row.bytes, 0);
         if row.kind == MemoryKind::StreamOrdered {
             self.free_to_pool(row.owner, row.cell, row.bytes);
         } else {

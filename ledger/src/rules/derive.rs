@@ -221,6 +221,7 @@ impl Holdings {
     /// Handles a `Step` record: all phases end.
     pub fn begin_iteration(&mut self, number: u64, seq: u64, time_ns: u64) {
         self.phases.has_steps = true;
+        self.block_ring.iter_mut().for_each(|ring| ring.note_step(number));
         for book in 0..self.books.len() as u8 {
             self.enter_phase(book, Phase::Unknown, seq, time_ns);
             let is_trained = self.roles[usize::from(book)].is_trained;

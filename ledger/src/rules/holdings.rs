@@ -6,13 +6,15 @@ use crate::base::quota::{list, map, sorted};
 use crate::book::cells::{CellId, CellTable};
 use crate::book::{Book, Window};
 use crate::roles::state::{PhaseReports, RestatedBlock, Roles};
-use crate::rows::in_flight::InFlights;
+use crate::rows::block_ring::{BlockRing, OwnBytes};
+use crate::rows::in_flight::{InFlight, InFlights};
 use crate::rows::pool::{Carved, Pool, Segment};
 use crate::rows::row::{
     AnomalyCounts, Backing, BackingId, Extent, Mapping, PeakResidue, PeakResidues, Row, is_charged,
     side_bytes,
 };
 use gpumem_model::growth::PINNED_CELLS;
+use gpumem_model::blocks::Blocks;
 use gpumem_model::iterations::Iterations;
 use gpumem_model::names::Named;
 use gpumem_model::parameters::{Column, Parameters};
@@ -81,6 +83,8 @@ pub(crate) struct Holdings {
     pub(super) unswept: bool,
     /// Books touched while `mixed`, one bit for each.
     unsettled: u64,
+    /// The last changes of live memory, if a reader of a file wants them.
+    pub block_ring: Option<Box<BlockRing>>,
 }
 
 impl Holdings {
@@ -112,6 +116,50 @@ impl Holdings {
             Column { role: key.role.name().unwrap_or_default().to_owned(), tag }
         };
         self.roles.get(book).map(|roles| roles.iterations.parameters(name)).unwrap_or_default()
+    }
+
+    /// Notes in the ring that the own bytes of a row, without those in segments, have changed.
+    #[inline]
+    pub fn note_row(&mut self, extent: Extent, row: &Row, before: u64, bytes: u64) {
+        if self.block_ring.is_some() {
+            let now = self.own_bytes(extent, row, bytes);
+            self.block_ring.iter_mut().for_each(|ring| ring.note_row(row.book, before, now));
+        }
+    }
+
+    /// Returns the own bytes of a row. A block that waits for a stream counts in the cell that it had before.
+    fn own_bytes(&self, extent: Extent, row: &Row, bytes: u64) -> OwnBytes {
+        let address = match extent {
+            Extent::Allocation(address, _) | Extent::Block(_, address) => address,
+            Extent::Backing(_) => 0,
+        };
+        let waiting = if row.is(Row::PENDING) { self.waiting.get(&row.seq) } else { None };
+        OwnBytes { seq: row.seq, address, bytes, cell: waiting.map_or(row.cell, |(cell, _)| *cell) }
+    }
+
+    /// Returns the blocks of a book in the time that the ring covers; none without a ring.
+    pub fn blocks(&self, book: u8) -> Blocks {
+        let Some(ring) = &self.block_ring else { return Blocks::default() };
+        let bound = self.allocations.iter().map(|(&address, row)| (address, *row));
+        let in_flight = self.in_flight.iter().filter_map(|(_, flight)| match flight {
+            InFlight::Allocation { address, row } => Some((*address, *row)),
+            _ => None,
+        });
+        let allocations =
+            bound.chain(in_flight).map(|(address, row)| (Extent::Allocation(address, row.seq), row));
+        let backings = self.backings.iter().map(|(&id, backing)| (Extent::Backing(id), backing.row));
+        let blocks = (0..).zip(&self.pools).flat_map(|(index, pool)| {
+            pool.blocks.iter().map(move |(&address, row)| (Extent::Block(index, address), *row))
+        });
+        let live = allocations
+            .chain(backings)
+            .chain(blocks)
+            .filter(|(_, row)| row.book == book && !row.is(Row::UNBOOKED) && is_charged(row.kind));
+        let own = live.map(|(extent, row)| {
+            self.own_bytes(extent, &row, row.bytes.saturating_sub(self.carved_bytes(extent)))
+        });
+        let tracked = self.books.get(usize::from(book)).map_or(0, |book| book.tracked);
+        ring.blocks(book, own.filter(|own| own.bytes > 0), tracked)
     }
 
     /// Whether times are line numbers of a log. Then each time is a separate window.
@@ -217,6 +265,9 @@ impl Holdings {
         while rest != 0 {
             let book = rest.trailing_zeros() as usize;
             rest &= rest - 1;
+            if let Some(ring) = &mut self.block_ring {
+                ring.note_tracked(book as u8, self.books[book].tracked);
+            }
             if time_ns >= self.books[book].window_end_ns
                 && let Some(over) = self.books[book].roll(time_ns, self.window_ns, &self.cells)
             {
@@ -268,9 +319,12 @@ impl Holdings {
         let at_peak = carved.at_peak(&self.books[usize::from(row.book)]);
         self.keep_residue(row, row.bytes.saturating_sub(at_peak));
         self.book(row.book).count_returned(carved.returned_bytes().wrapping_neg());
+        let mut own = row.bytes.saturating_sub(carved.total());
         for (key, bytes) in carved.parts {
             let cell = self.remove_part(key, extent, bytes);
             self.book(row.book).shift(cell, row.cell, bytes as i64);
+            self.note_row(extent, row, own, own + bytes);
+            own += bytes;
         }
     }
 
@@ -433,7 +487,7 @@ impl Holdings {
                 // A segment also has entries in `parts` and in `carved`.
                 + pool.segments.len() * sorted(8 + size_of::<Segment>() + 96)
         });
-        let cells = self.cells.bytes();
+        let cells = self.cells.bytes() + self.block_ring.as_ref().map_or(0, |ring| ring.bytes());
         let books = self.books.iter().map(|book| book.bytes());
         let roles =
             self.roles.iter().map(|roles| roles.undecided.bytes() + roles.iterations.bytes()).sum::<usize>()

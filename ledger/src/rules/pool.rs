@@ -294,7 +294,7 @@ impl Holdings {
             Some(list) => self.roles[usize::from(book)].undecided.add(list, role, (index, address), bytes),
             None => NOT_LISTED,
         };
-        entry.insert(Row {
+        let row = *entry.insert(Row {
             seq: stamp.seq,
             bytes,
             cell,
@@ -316,6 +316,7 @@ impl Holdings {
         pool.unbooked_blocks += u32::from(!booked);
         if booked {
             self.book(book).shift(idle, cell, bytes as i64);
+            self.note_row(Extent::Block(index, address), &row, 0, bytes);
             if has_children && self.unbacked_segments > 0 {
                 self.back_segments(address, bytes, Some(index));
             }
@@ -397,6 +398,7 @@ impl Holdings {
             let (has_children, idle) = (pool.has_children, pool.idle);
             self.count_unbooked(row.book, -(row.bytes as i64));
             self.book(row.book).shift(idle, row.cell, row.bytes as i64);
+            self.note_row(Extent::Block(index, address), &row, 0, row.bytes);
             if has_children && self.unbacked_segments > 0 {
                 self.back_segments(address, row.bytes, Some(index));
             }
@@ -420,6 +422,7 @@ impl Holdings {
             }
             self.count_unbooked(row_before.book, row_before.bytes as i64);
             self.book(row_before.book).shift(row_before.cell, IDLE, row_before.bytes as i64);
+            self.note_row(Extent::Block(index, address), &row_before, row_before.bytes, 0);
         }
     }
 
@@ -455,6 +458,7 @@ impl Holdings {
                 self.keep_residue(&row, row.bytes);
             }
             self.book(row.book).shift(row.cell, idle, row.bytes as i64);
+            self.note_row(Extent::Block(index, address), &row, row.bytes, 0);
         }
         if row.is(Row::PENDING) {
             self.waiting.remove(&row.seq);

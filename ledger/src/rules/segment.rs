@@ -157,6 +157,8 @@ impl Holdings {
             let book = self.book(row.book);
             book.shift(cell, row.cell, bytes as i64);
             book.count_returned(bytes as i64);
+            let own = row.bytes.saturating_sub(self.carved_bytes(extent));
+            self.note_row(extent, &row, own.saturating_sub(bytes), own);
         }
     }
 
@@ -283,6 +285,7 @@ impl Holdings {
             book.shift(row.cell, cell, take as i64);
             book.count_returned(returned);
             book.rename_at_peak(peak_cell, cell, at_peak as i64);
+            self.note_row(extent, &row, free, free - take);
             if new {
                 let book = &mut self.books[usize::from(row.book)];
                 book.rename_past(row.first_epoch, (row.cell, cell), take as i64, &self.cells);

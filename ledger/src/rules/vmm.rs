@@ -51,6 +51,7 @@ impl Holdings {
         };
         if !self.count_side_memory(book, kind, bytes as i64) {
             self.book(book).post(cell, bytes as i64);
+            self.note_row(Extent::Backing(stamp.seq), &row, 0, bytes);
         }
         let references = references.into();
         self.backings.insert(stamp.seq, Backing { row, handle, references, ..Backing::default() });
@@ -244,6 +245,7 @@ impl Holdings {
         if !self.count_side_memory(row.book, row.kind, -(row.bytes as i64)) {
             self.uncarve_all(Extent::Backing(id), &row);
             self.book(row.book).post(row.cell, -(row.bytes as i64));
+            self.note_row(Extent::Backing(id), &row, row.bytes, 0);
         }
     }
 

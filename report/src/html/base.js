@@ -8,7 +8,7 @@ const [OTHERS, SMALLER] = [-1, -2];
 // State of the view: grouping of the rows, shown moment (moment.js), exact bytes or the page's unit, and device.
 // A reader's choices on one device survive a redraw: the cursor as a time, the shown part of the timeline (null: all of it), the
 // zoomed path, and the search word. `isHeld`: a pointer is pressed on the timeline, so it must not be replaced.
-const state = { by: null, moment: 1, chosen: null, exact: false, place: 0, picked: null, starred: null, cursor: null, shown: null, isHeld: false, zoomed: [], word: "" };
+const state = { by: null, moment: 1, chosen: null, exact: false, place: 0, picked: null, starred: null, cursor: null, shown: null, shownBlocks: null, isHeld: false, zoomed: [], word: "", blockWord: "" };
 
 // The shown document, and the devices of all its processes in their order.
 let DATA = null;
@@ -20,7 +20,7 @@ function take(data) {
 }
 function toPlace(place) {
   if (state.chosen) Object.assign(state, { moment: 1, chosen: null });
-  Object.assign(state, { place, picked: null, cursor: null, shown: null, isHeld: false, zoomed: [], word: "" });
+  Object.assign(state, { place, picked: null, cursor: null, shown: null, shownBlocks: null, isHeld: false, zoomed: [], word: "", blockWord: "" });
 }
 
 // Makes an element in a namespace (null: HTML) with attributes, handlers (on...) and children, which are elements or text.

@@ -4,6 +4,7 @@
 //! The code of a category is its rank among all categories of the same grouping on the page; 0 is the largest. Code `-1` is
 //! `Others`; code `-2` stands for categories that are too small to be named.
 
+use super::blocks::blocks;
 use super::holdings::{Strings, holdings};
 use crate::bridge::Bridge;
 use crate::encode::object;
@@ -39,6 +40,8 @@ const ROWS: usize = 13;
 
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limits {
+    /// Maximum number of single blocks.
+    pub blocks: usize,
     pub holdings: usize,
     pub points: usize,
     pub buckets: usize,
@@ -51,7 +54,16 @@ pub(super) struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Limits { holdings: 8192, points: 256, buckets: 1024, steps: 256, ooms: 64, devices: 512, tags: true }
+        Limits {
+            blocks: 4000,
+            holdings: 8192,
+            points: 256,
+            buckets: 1024,
+            steps: 256,
+            ooms: 64,
+            devices: 512,
+            tags: true,
+        }
     }
 }
 
@@ -59,6 +71,7 @@ impl Limits {
     /// Returns half of these limits, down to a minimum that still shows something; `None` if they are at the minimum.
     pub fn halved(self) -> Option<Self> {
         (self.holdings > 8 || self.devices > 8).then(|| Limits {
+            blocks: self.blocks / 2,
             holdings: (self.holdings / 2).max(8),
             points: (self.points / 2).max(8),
             buckets: (self.buckets / 2).max(16),
@@ -244,6 +257,8 @@ fn detail(context: Context<'_>, device: &Device, facts: Vec<String>) -> impl Ser
         // For each grouping, rows with the amounts at the end and at the peak.
         statements: GroupBy::ALL.map(|by| rows(context, device, by)),
         course: course(context, device, &points),
+        // Single blocks of the last steps; null unless the run was read from a file with events.
+        blocks: blocks(context, device),
         tags,
         libraries,
         holdings,

@@ -26,23 +26,7 @@ function draw(all, width, [from, to]) {
   const svg = s("svg", { width, height, viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" }, patterns(),
     s("clipPath", { id: "plotted" }, s("rect", { x: plotted.left, y: 0, width: plotted.right - plotted.left, height })));
 
-  // Axes: amounts on the left, times below.
-  const [size, scale] = unit().step;
-  const per = size / scale === 1 ? 1 : size;
-  const step = niceStep(most / per, 5) * per;
-  svg.append(s("text", { x: plotted.left - 6, y: 12, "text-anchor": "end" }, unit().name));
-  for (let bytes = 0; bytes <= most; bytes += step) {
-    svg.append(s("path", { class: "axis", d: `M${plotted.left} ${n(y(bytes))}H${plotted.right}` }));
-    svg.append(s("text", { x: plotted.left - 6, y: n(y(bytes)) + 4, "text-anchor": "end" }, thousands(Math.round((bytes / per) * 1000) / 1000)));
-  }
-  let free = -Infinity;
-  for (const [t, label] of timeTicks(process.clock, from, to, plotted.right - plotted.left)) {
-    const half = textWidth(label) / 2;
-    if (x(t) - half < free + 8 || x(t) + half > width - 2) continue;
-    free = x(t) + half;
-    svg.append(s("path", { class: "axis", d: `M${n(x(t))} ${plotted.bottom}v4` }));
-    svg.append(s("text", { x: n(x(t)), y: plotted.bottom + 15, "text-anchor": "middle" }, label));
-  }
+  axes(svg, plotted, { clock: process.clock, from, to, most, width }, x, y);
 
   // A point is valid until the next one, the last one until the end.
   if (course.t.length && positions.length) {
@@ -125,6 +109,27 @@ function draw(all, width, [from, to]) {
       selection.setAttribute("width", right - left);
     },
   };
+}
+
+// Draws the axes: amounts on the left, times below.
+function axes(svg, plotted, { clock, from, to, most, width }, x, y) {
+  const n = (number) => Math.round(number * 10) / 10;
+  const [size, scale] = unit().step;
+  const per = size / scale === 1 ? 1 : size;
+  const step = niceStep(most / per, 5) * per;
+  svg.append(s("text", { x: plotted.left - 6, y: 12, "text-anchor": "end" }, unit().name));
+  for (let bytes = 0; bytes <= most; bytes += step) {
+    svg.append(s("path", { class: "axis", d: `M${plotted.left} ${n(y(bytes))}H${plotted.right}` }));
+    svg.append(s("text", { x: plotted.left - 6, y: n(y(bytes)) + 4, "text-anchor": "end" }, thousands(Math.round((bytes / per) * 1000) / 1000)));
+  }
+  let free = -Infinity;
+  for (const [t, label] of timeTicks(clock, from, to, plotted.right - plotted.left)) {
+    const half = textWidth(label) / 2;
+    if (x(t) - half < free + 8 || x(t) + half > width - 2) continue;
+    free = x(t) + half;
+    svg.append(s("path", { class: "axis", d: `M${n(x(t))} ${plotted.bottom}v4` }));
+    svg.append(s("text", { x: n(x(t)), y: plotted.bottom + 15, "text-anchor": "middle" }, label));
+  }
 }
 
 // Draws the highest `used` of NVML and the highest tracked memory as lines. A run without points also gets a line of

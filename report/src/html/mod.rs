@@ -4,6 +4,7 @@
 //! document in the page. Strings from processes cannot act as code: no string can end the JSON document (see [`inert`]), and the
 //! script sets text, never markup. In addition, the content security policy forbids all requests and all other scripts.
 
+mod blocks;
 mod data;
 mod holdings;
 
@@ -26,6 +27,8 @@ const SCRIPT: &str = concat!(
     include_str!("zoom.js"),
     include_str!("timeline.js"),
     include_str!("drawing.js"),
+    include_str!("blocks.js"),
+    include_str!("blocks_drawing.js"),
     include_str!("groupings.js"),
     include_str!("icicle.js"),
     include_str!("lists.js"),
@@ -90,7 +93,16 @@ fn limited(limits: Limits, most_bytes: usize, make: impl Fn(Limits) -> String) -
 pub fn data(report: &Report<'_>, tags: bool, most_bytes: usize) -> String {
     let title = text::heading(report);
     // The page requests and draws this data every 2 seconds, so it has fewer points than a saved report.
-    let limits = Limits { points: 128, buckets: 256, steps: 64, ooms: 16, devices: 16, holdings: 2048, tags };
+    let limits = Limits {
+        blocks: 0,
+        points: 128,
+        buckets: 256,
+        steps: 64,
+        ooms: 16,
+        devices: 16,
+        holdings: 2048,
+        tags,
+    };
     limited(limits, most_bytes, |limits| {
         let data = data::page(&title, std::slice::from_ref(report), limits);
         inert(&serde_json::to_string(&data).unwrap_or_default())

@@ -108,6 +108,7 @@ function devicePanel({ process, device }) {
   if (!detail) return [title, alerts, h("p", {}, "There was no room for its details in this file: gpumemctl report " + process.pid + " --html has them."), words(process, device)];
   const table = statement(process, device);
   const course = timeline(process, device, table.move);
+  const blocks = blocksPanel(process, device);
   // Parts that show one moment. They are made again for another one; the timeline stays.
   const [strip, composed] = [h("div", {}), h("div", {})];
   let paths = null;
@@ -115,7 +116,7 @@ function devicePanel({ process, device }) {
     paths = process.covered && DATA.tags ? icicle(device) : null;
     strip.replaceChildren(deviceStrip(process, device) ?? "");
     composed.replaceChildren(...(process.covered ? [groupings(device), paths?.made, DATA.tags ? entries(process, device) : null] : []).filter(Boolean));
-    redraws = [course.redraw, paths?.redraw].filter(Boolean);
+    redraws = [course.redraw, blocks?.redraw, paths?.redraw].filter(Boolean);
     drawMomentChoice();
   };
   refresh = () => {
@@ -128,7 +129,7 @@ function devicePanel({ process, device }) {
   return [
     title, alerts, several ? h("p", { class: "soft" }, h("bdi", {}, process.coverage[1] ?? process.coverage[0] ?? "")) : null, verdict(process, device), strip,
     section("summary", "Summary", "Where it went, and when", h("div", { class: "pair summary" }, table.table, course.figure)),
-    composed,
+    blocks?.made, composed,
     bridge(process, device), gapSteps(process, device), iterations(device), counters(process), ooms(process, device), words(process, device),
   ];
 }

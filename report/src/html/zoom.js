@@ -5,8 +5,8 @@ const LEAST_SHARE = 1 / 4096;
 // Movement in pixels from which a press is a drag.
 const DRAG = 5;
 
-// Returns the shown part of `whole`, both as [from, to] in ns. `state.shown` has it, so that it survives a redraw.
-const shownOf = (whole) => (state.shown ? within(state.shown, whole) : whole);
+// Returns the shown part of `whole`, both as [from, to] in ns. `state[key]` has it, so that it survives a redraw.
+const shownOf = (whole, key = "shown") => (state[key] ? within(state[key], whole) : whole);
 
 // Moves and shrinks a part so that it lies in `whole`.
 function within([from, to], whole) {
@@ -17,10 +17,10 @@ function within([from, to], whole) {
 }
 
 // Returns the actions that change the shown part. Each calls `changed`.
-function zoomer(whole, changed) {
+function zoomer(whole, changed, key = "shown") {
   const show = (part) => {
     const [from, to] = within(part, whole);
-    state.shown = to - from >= whole[1] - whole[0] ? null : [from, to];
+    state[key] = to - from >= whole[1] - whole[0] ? null : [from, to];
     changed();
   };
   return {
@@ -28,17 +28,17 @@ function zoomer(whole, changed) {
     all: () => show(whole),
     // Multiplies the shown span by `factor`; the time `t` stays at its place.
     by: (factor, t) => {
-      const [from, to] = shownOf(whole);
+      const [from, to] = shownOf(whole, key);
       show([t - (t - from) * factor, t + (to - t) * factor]);
     },
     // Moves the shown part by a share of its span.
     pan: (share) => {
-      const [from, to] = shownOf(whole);
+      const [from, to] = shownOf(whole, key);
       show([from + share * (to - from), to + share * (to - from)]);
     },
     // Moves the shown part only if it does not contain `t`.
     follow: (t) => {
-      const [from, to] = shownOf(whole);
+      const [from, to] = shownOf(whole, key);
       if (t < from || t > to) show([t - (to - from) / 2, t + (to - from) / 2]);
     },
   };
@@ -47,14 +47,14 @@ function zoomer(whole, changed) {
 // Gestures on `canvas`. A drag with the mouse shows the chosen part, with Shift it moves the shown part, with Alt it looks at the
 // memory of the chosen part; a click looks at a moment. The wheel zooms with Ctrl or while the canvas has the focus, else it
 // scrolls the page. One finger moves the shown part, two fingers also zoom. `timeAt` converts a client pixel to a time.
-function gestures(canvas, zoom, { whole, timeAt, select, mark, look, lookAtRange }) {
+function gestures(canvas, zoom, { whole, key = "shown", timeAt, select, mark, look, lookAtRange }) {
   // Position in client pixels of each pressed pointer, and the time at which it was pressed.
   const pointers = new Map();
   let begin = null;
   let isDrag = false;
   // Shows the part in which each pointer is at the time at which it was pressed.
   const drag = () => {
-    const [from, to] = shownOf(whole);
+    const [from, to] = shownOf(whole, key);
     const [one, other] = [...pointers.values()].map(({ x, t }) => ({ t, share: (timeAt(x) - from) / (to - from) }));
     const span = other ? Math.abs((other.t - one.t) / (other.share - one.share || 1e-9)) : to - from;
     zoom.show([one.t - one.share * span, one.t + (1 - one.share) * span]);
@@ -98,7 +98,7 @@ function gestures(canvas, zoom, { whole, timeAt, select, mark, look, lookAtRange
   canvas.addEventListener("wheel", (event) => {
     const isHeld = event.ctrlKey || event.metaKey || document.activeElement === canvas;
     const isSideways = event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY);
-    const [from, to] = shownOf(whole);
+    const [from, to] = shownOf(whole, key);
     // At the whole timeline, a turn away from it scrolls the page.
     if (!isHeld || (to - from >= whole[1] - whole[0] && (isSideways || event.deltaY > 0))) return;
     event.preventDefault();

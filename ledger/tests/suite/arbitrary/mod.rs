@@ -1,6 +1,6 @@
 //! Records with arbitrary fields: of any kind, from the host and from processes, with few ids so that records affect each other.
 
-use crate::common::verify;
+use crate::common::{verify, verify_blocks};
 use gpumem_ledger::{Ledger, Origin, ProcessKey};
 use gpumem_wire::*;
 use proptest::prelude::*;
@@ -64,6 +64,7 @@ pub fn said(most: usize) -> impl Strategy<Value = Vec<Said>> {
 
 pub fn run(all: &[Said]) {
     let mut ledger = Ledger::new();
+    ledger.keep_blocks();
     for said in all {
         let record = Record::decode(&said.slot, b"").expect("every field is valid");
         let origin = match said.origin {
@@ -79,6 +80,7 @@ pub fn run(all: &[Said]) {
             }
         }
     }
+    ledger.snapshot().processes.iter().for_each(|process| _ = verify_blocks(&ledger, process));
     ledger.end_windows();
     let windows = ledger.take_windows();
     assert!(windows.into_iter().all(|(.., window)| window.min <= window.last && window.last <= window.max));

@@ -58,6 +58,7 @@ impl Script {
         let stamp = Stamp { device: 0, context: 1, ..Stamp::default() };
         let mut script =
             Script { ledger: Ledger::new(), seq: 0, time_ns: 0, tag: 0, stamp, tags: BTreeMap::new() };
+        script.ledger.keep_blocks();
         script.host(device(9));
         script.control(device(9));
         script
@@ -217,6 +218,21 @@ impl Script {
     }
 }
 
+/// Checks that live blocks and the bytes in no block add up to the tracked bytes. Returns the bytes of the live blocks of the
+/// first account.
+pub fn verify_blocks(ledger: &Ledger, process: &ProcessView) -> i64 {
+    let live = process.accounts.iter().enumerate().map(|(index, account)| {
+        let blocks = ledger.blocks(process.key, index).blocks;
+        let live: u64 = blocks.iter().filter(|block| block.freed_ns.is_none()).map(|block| block.bytes).sum();
+        let in_no_block = |cell: &CellView| matches!(cell.class, Class::PoolIdle | Class::Opaque);
+        let amounts = process.cells.iter().zip(&account.amounts);
+        let rest: i64 = amounts.filter(|(cell, _)| in_no_block(cell)).map(|(_, bytes)| bytes).sum();
+        assert_eq!(live as i64 + rest, account.tracked_bytes, "blocks and bytes in no block");
+        live as i64
+    });
+    live.collect::<Vec<_>>().first().copied().unwrap_or(0)
+}
+
 /// Checks the invariants that hold at every moment, whatever the records are.
 pub fn verify(process: &ProcessView) {
     for account in &process.accounts {
@@ -355,7 +371,9 @@ pub fn check(script: impl FnOnce(&mut Script), expected: &[&str]) {
 
 #[track_caller]
 pub fn expect(script: &Script, expected: &[&str]) {
-    let mut found = lines(&script.process());
+    let process = script.process();
+    verify_blocks(&script.ledger, &process);
+    let mut found = lines(&process);
     if !expected.iter().any(|line| line.starts_with("peak ")) {
         found.pop();
     }

@@ -2,8 +2,9 @@
 //! [`World`] and to the ledger, and compares the two after every record.
 
 use super::{Said, World};
-use crate::common::{KEY, MIB, composition, sum, verify};
+use crate::common::{KEY, MIB, composition, sum, verify, verify_blocks};
 use gpumem_ledger::{AnomalyCounts, ClosedSample, Ledger, Origin, ProcessView};
+use gpumem_model::blocks::Block;
 use gpumem_wire::*;
 use std::sync::Arc;
 
@@ -46,6 +47,8 @@ pub struct Drive {
     /// After each record: time, tracked bytes, bytes that may have been freed.
     pub history: Vec<(u64, i64, i64)>,
     pub sample: Option<(u64, bool)>,
+    /// Times of some records, and the bytes in blocks after them.
+    pub(super) in_blocks: Vec<(u64, i64)>,
     pub samples_checked: usize,
 }
 
@@ -73,9 +76,11 @@ impl Drive {
             born: Vec::new(),
             odd: AnomalyCounts::default(),
             history: vec![(0, 0, 0)],
+            in_blocks: Vec::new(),
             sample: None,
             samples_checked: 0,
         };
+        drive.ledger.keep_blocks();
         drive.world.peak.known = true;
         drive.introduce();
         drive.create_pools();
@@ -148,6 +153,13 @@ impl Drive {
     pub fn compare(&mut self) {
         let view = self.view();
         verify(&view);
+        // Reading the ring after every record would take most of the test's time.
+        if self.seq.is_multiple_of(16) {
+            self.in_blocks.push((self.time, verify_blocks(&self.ledger, &view)));
+        }
+        if self.seq.is_multiple_of(128) {
+            self.check_past_blocks();
+        }
         self.check_samples();
         if !self.exact {
             return;
@@ -169,6 +181,19 @@ impl Drive {
             }
         }
         self.history.push((self.time, self.world.tracked(), self.world.leaving()));
+    }
+
+    /// The lives of the blocks give the bytes that were in blocks after each earlier record.
+    fn check_past_blocks(&self) {
+        let blocks = self.ledger.blocks(KEY, 0);
+        for (time, bytes) in &self.in_blocks {
+            let is_live = |block: &&Block| {
+                block.made_ns.is_none_or(|made| made <= *time)
+                    && block.freed_ns.is_none_or(|freed| freed > *time)
+            };
+            let live: u64 = blocks.blocks.iter().filter(is_live).map(|block| block.bytes).sum();
+            assert_eq!(live as i64, *bytes, "at {time}");
+        }
     }
 
     fn check_samples(&mut self) {

@@ -24,6 +24,8 @@ impl Drive {
         self.drop = 0;
         if restart {
             self.ledger = Ledger::new();
+            self.ledger.keep_blocks();
+            self.in_blocks.clear();
             self.first_watermark = None;
             self.sample = None;
             self.introduce();

@@ -416,6 +416,7 @@ fn device(cells: usize) -> impl Strategy<Value = Device> {
             other_tenants,
             series,
             details: Details {
+                blocks: Default::default(), // not stored
                 accounted_peak_bytes,
                 steps,
                 growth,
