@@ -1,5 +1,6 @@
 //! Generated runs for tests of the page. They are consistent: every moment is the sum of its parts.
 
+use gpumem_model::blocks::{Block, Blocks};
 use gpumem_model::gap::{UntrackableChange, UntrackableParts};
 use gpumem_model::iterations::{Iteration, Iterations, Level};
 use gpumem_model::oom::{Fate, Holder, Oom, OomDevice, OomKind};
@@ -183,6 +184,30 @@ pub fn training(of: Training) -> Run {
         devices,
         own: own(of.seconds * S),
     }
+}
+
+/// Gives the first device of a run 5 steps of single blocks: in each step 40 activations are made, which are freed in reverse.
+/// 40 parameters are live all the time.
+pub fn with_blocks(mut run: Run) -> Run {
+    let named = (0..).zip(&run.cells).filter(|(_, cell)| cell.tag.is_some() && cell.class == Class::Block);
+    let cells: Vec<u32> = named.map(|(index, _)| index).take(40).collect();
+    let device = &mut run.devices[0];
+    let from_ns = device.last.time_ns - 5 * S;
+    let mut blocks = Blocks { from_ns, to_ns: from_ns + 5 * S, is_cut: true, ..Blocks::default() };
+    for (at, &cell) in (1..).zip(&cells) {
+        let block = Block { address: at << 30, bytes: at << 20, cell, made_ns: None, freed_ns: None };
+        blocks.blocks.push(block);
+        for step in 0..5 {
+            let begin_ns = from_ns + step * S;
+            let (made_ns, freed_ns) = (begin_ns + at * S / 100, begin_ns + S - at * S / 100);
+            let made = Block { made_ns: Some(made_ns), freed_ns: Some(freed_ns), ..block };
+            blocks.blocks.push(Block { bytes: at << 19, address: (at << 30) + (1 << 29), ..made });
+        }
+    }
+    blocks.steps = (0..5).map(|step| (from_ns + step * S, 95 + step)).collect();
+    blocks.tracked = vec![(from_ns, 2000 * MIB), (from_ns + 2 * S, 2100 * MIB)];
+    device.details.blocks = blocks;
+    run
 }
 
 fn device(of: Training, ordinal: u16, cells: &[(Cell, i64, bool)]) -> Device {

@@ -6,7 +6,7 @@ use gpumem_runs::input::Error;
 use gpumem_runs::recording::Writer;
 use gpumem_tests::examples;
 use gpumem_tests::node::{A, B, device, said};
-use gpumem_wire::{Body, Record, Stamp};
+use gpumem_wire::{Body, FreeState, MemoryKind, Phase, Record, Role, Stamp};
 use std::path::PathBuf;
 
 /// Collects the records as frames, because records borrow.
@@ -110,6 +110,61 @@ fn replay_gives_the_original_figures() {
     assert!(!runs[1].coverage.covered, "no agent: NVML only");
     assert_eq!(runs[1].devices[0].last.used_bytes(), Some(300 << 20));
     assert_eq!(runs[1].devices[0].last.tracked_bytes, None);
+}
+
+#[test]
+fn blocks_have_their_bytes_times_and_names() {
+    const MIB: u64 = 1 << 20;
+    const BASE: u64 = 1 << 40;
+    let pool = 7;
+    let block = |offset: u64, bytes| Body::BlockAlloc {
+        address: BASE + offset * MIB,
+        bytes: bytes * MIB,
+        pool,
+        use_as: (Role::Unknown, Phase::Unknown),
+    };
+    let segment =
+        Body::AllocEnd { address: BASE, bytes: 8 * MIB, pool, took_us: 0, memory: MemoryKind::Device };
+    let free = Body::BlockFree { address: BASE + 2 * MIB, pool, state: FreeState::Done };
+    let direct =
+        Body::AllocEnd { address: 4096, bytes: MIB, pool: 0, took_us: 0, memory: MemoryKind::Device };
+    let events = [(0, segment), (1, block(0, 2)), (2, block(2, 1)), (0, free), (2, block(2, 3)), (1, direct)];
+    let plain = Stamp { device: 0, ..Stamp::default() };
+    let mut said = vec![(Origin::Host, Record { stamp: plain, body: device() })];
+    let mut say = |stamp, body| said.push((Origin::Process(A), Record { stamp, body }));
+    say(plain, device());
+    say(Stamp { tag: 1, ..plain }, Body::Tag { path: "model/weights" });
+    say(Stamp { tag: 2, ..plain }, Body::Tag { path: "model/layers.0" });
+    for (seq, (tag, body)) in (1..).zip(events) {
+        say(Stamp { seq, tag, time_ns: seq * 1000, ..plain }, body);
+    }
+    let file = File::new("blocks", &recorded(&said));
+    let run = read_file(&file.0, None).expect("a recording").remove(0);
+    let blocks = &run.devices[0].details.blocks;
+    let found: Vec<_> = blocks
+        .blocks
+        .iter()
+        .map(|block| {
+            let tag = run.cells[block.cell as usize].tag.as_deref();
+            (
+                tag.expect("a tag"),
+                block.address - BASE.min(block.address),
+                block.bytes / MIB,
+                block.made_ns,
+                block.freed_ns,
+            )
+        })
+        .collect();
+    let expected = [
+        ("model/weights", 0, 2, Some(2000), None),
+        ("model/layers.0", 2 * MIB, 1, Some(3000), Some(4000)),
+        ("model/layers.0", 2 * MIB, 3, Some(5000), None),
+        ("model/weights", 0, 1, Some(6000), None),
+    ];
+    assert_eq!(found, expected);
+    assert_eq!(blocks.tracked, [(1000, 8 * MIB as i64), (6000, 9 * MIB as i64)]);
+    let last = run.devices[0].series.buckets.last().and_then(|bucket| bucket.tracked).expect("tracked");
+    assert_eq!(Some(last.last), blocks.tracked.last().map(|(_, bytes)| *bytes), "as in the course");
 }
 
 #[test]

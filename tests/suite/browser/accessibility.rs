@@ -5,7 +5,7 @@ use gpumem_report::html;
 use gpumem_tests::browser::Browser;
 use gpumem_tests::hostile;
 use gpumem_tests::live::packages::npm;
-use gpumem_tests::pages::{Training, training};
+use gpumem_tests::pages::{Training, training, with_blocks};
 use serde_json::json;
 
 /// Returns the script of axe-core; `None` with a message if npm cannot fetch it.
@@ -31,6 +31,7 @@ fn report_pages_have_no_violation() {
     let Some(axe) = axe() else { return };
     let runs = [
         ("oom", training(Training { has_oom: true, ..Training::SMALL })),
+        ("blocks", with_blocks(training(Training::SMALL))),
         ("eight", training(Training::EIGHT)),
         ("hostile", hostile::run()),
     ];

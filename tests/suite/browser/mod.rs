@@ -1,6 +1,7 @@
 //! Lane `browser`: pages in a real Chromium.
 
 mod accessibility;
+mod blocks;
 mod chosen_moment;
 mod html_report;
 mod live_page;
