@@ -17,6 +17,19 @@ pub struct Block {
     pub freed_ns: Option<u64>,
 }
 
+impl Block {
+    /// Returns the block without a time of allocation before `from_ns`; `None` if it was freed before.
+    pub fn since(&self, from_ns: u64) -> Option<Block> {
+        let made_ns = self.made_ns.filter(|made_ns| *made_ns > from_ns);
+        self.freed_ns.is_none_or(|freed_ns| freed_ns > from_ns).then_some(Block { made_ns, ..*self })
+    }
+
+    /// Returns whether the block is live all the time.
+    pub fn is_constant(&self) -> bool {
+        self.made_ns.is_none() && self.freed_ns.is_none()
+    }
+}
+
 /// Blocks of a device in the last part of a process's life. Only runs that were read from a file have them; they are not stored.
 ///
 /// At each time the tracked bytes are those of the live blocks plus the bytes in no block (idle and opaque pool bytes).

@@ -29,7 +29,7 @@ pub(super) fn blocks(context: Context<'_>, device: &Device) -> Option<impl Seria
         return None;
     }
     let from_ns = first_step(all, context.limits.blocks);
-    let shown: Vec<Block> = all.blocks.iter().filter_map(|block| since(block, from_ns)).collect();
+    let shown: Vec<Block> = all.blocks.iter().filter_map(|block| block.since(from_ns)).collect();
     let count = shown.len();
     let (shown, merged) = merged(shown);
     let drawn = drawn(&shown, context.limits.blocks);
@@ -39,7 +39,7 @@ pub(super) fn blocks(context: Context<'_>, device: &Device) -> Option<impl Seria
     let mut cells: BTreeMap<u32, usize> = BTreeMap::new();
     let mut known = Vec::new();
     let count_of =
-        |block: &Block| merged.get(&block.cell).filter(|_| is_constant(block)).map_or(1, |count| *count);
+        |block: &Block| merged.get(&block.cell).filter(|_| block.is_constant()).map_or(1, |count| *count);
     let rows: Vec<_> = drawn
         .iter()
         .map(|block| {
@@ -85,19 +85,9 @@ fn first_step(all: &Blocks, most_blocks: usize) -> u64 {
     fits.last().map_or(all.from_ns, |(_, &(time_ns, _))| time_ns)
 }
 
-/// Returns a block without the times before `from_ns`; `None` if it was freed before.
-fn since(block: &Block, from_ns: u64) -> Option<Block> {
-    let made_ns = block.made_ns.filter(|made_ns| *made_ns > from_ns);
-    block.freed_ns.is_none_or(|freed_ns| freed_ns > from_ns).then_some(Block { made_ns, ..*block })
-}
-
-fn is_constant(block: &Block) -> bool {
-    block.made_ns.is_none() && block.freed_ns.is_none()
-}
-
 /// Merges the blocks of each cell that are live all the time. Returns also their numbers by cell.
 fn merged(blocks: Vec<Block>) -> (Vec<Block>, BTreeMap<u32, usize>) {
-    let (constant, mut shown): (Vec<Block>, Vec<Block>) = blocks.into_iter().partition(is_constant);
+    let (constant, mut shown): (Vec<Block>, Vec<Block>) = blocks.into_iter().partition(Block::is_constant);
     let mut counts: BTreeMap<u32, usize> = BTreeMap::new();
     let mut sums: BTreeMap<u32, Block> = BTreeMap::new();
     for block in constant {
@@ -113,7 +103,7 @@ fn merged(blocks: Vec<Block>) -> (Vec<Block>, BTreeMap<u32, usize>) {
 /// Returns the largest blocks in the order in which they are stacked. Of blocks with equal bytes, those that changed come first.
 fn drawn(shown: &[Block], most: usize) -> Vec<Block> {
     let mut drawn = shown.to_vec();
-    drawn.sort_by_key(|block| (Reverse(block.bytes), is_constant(block)));
+    drawn.sort_by_key(|block| (Reverse(block.bytes), block.is_constant()));
     drawn.truncate(most);
     loop {
         let mut stacked = drawn.clone();
