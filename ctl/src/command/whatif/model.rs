@@ -55,22 +55,29 @@ impl Model {
 }
 
 impl Scale {
-    /// Returns the requests of the changed program in two ways, between which the truth is assumed to be. Memory is larger: larger
-    /// requests, or more of them. Memory is dropped: no requests, or each is freed at once.
-    pub(super) fn apply(&self, requests: &Requests) -> Result<[Vec<Event>; 2]> {
+    /// Passes the events of the changed program to `replay`, in two ways between which the truth is assumed to be, and returns both
+    /// results. Memory is larger: larger requests, or more of them. Memory is dropped: no requests, or each is freed at once.
+    pub(super) fn apply<T>(
+        &self,
+        requests: &Requests,
+        mut replay: impl FnMut(&mut dyn Iterator<Item = Event>) -> Result<T>,
+    ) -> Result<[T; 2]> {
         let named = requests.named(&self.name);
         let is_request = |(event, named): (&Event, &bool)| *named && matches!(event, Event::Request { .. });
         if !requests.events.iter().zip(&named).any(is_request) {
             let text = format!("no memory in this recording has a name with {:?}", self.name);
             return Err(Kind::NotFound.error(text));
         }
-        Ok(self.changed(&requests.events, &named))
+        let [first, second] =
+            [false, true].map(|is_second| replay(&mut self.changed(&requests.events, &named, is_second)));
+        Ok([first?, second?])
     }
 
-    fn changed(&self, events: &[Event], named: &[bool]) -> [Vec<Event>; 2] {
-        let mut changed = [Vec::new(), Vec::new()];
+    /// Returns the changed events one by one: a large factor makes far more of them than memory holds.
+    fn changed(&self, events: &[Event], named: &[bool], is_second: bool) -> impl Iterator<Item = Event> {
         let mut chosen = HashSet::new();
-        for (event, named) in events.iter().zip(named) {
+        events.iter().zip(named).flat_map(move |(event, named)| {
+            let mut changed = Vec::new();
             let id = match *event {
                 Event::Request { id, .. } if *named => {
                     chosen.insert(id);
@@ -81,19 +88,20 @@ impl Scale {
                     if let Event::Request { id, .. } = event {
                         chosen.remove(id);
                     }
-                    changed.iter_mut().for_each(|events| events.push(event.clone()));
-                    continue;
+                    changed.push(event.clone());
+                    return changed;
                 }
             };
-            let [first, second] = &mut changed;
-            if self.factor > 0.0 {
-                first.push(self.larger(event));
-                self.repeated(event, second);
-            } else if matches!(event, Event::Request { .. }) {
-                second.extend([event.clone(), Event::Free { id, is_pending: false }]);
+            match (self.factor > 0.0, is_second) {
+                (true, false) => changed.push(self.larger(event)),
+                (true, true) => self.repeated(event, &mut changed),
+                (false, true) if matches!(event, Event::Request { .. }) => {
+                    changed.extend([event.clone(), Event::Free { id, is_pending: false }]);
+                }
+                (false, _) => {}
             }
-        }
-        changed
+            changed
+        })
     }
 
     fn larger(&self, event: &Event) -> Event {
@@ -154,13 +162,24 @@ mod tests {
     }
 
     #[test]
+    fn changed_program_is_made_event_by_event() {
+        let events = vec![request(1, 10); 100_000];
+        let scale = Scale { name: String::new(), factor: 100.0 };
+        let named = vec![true; events.len()];
+        let mut changed = scale.changed(&events, &named, true);
+        assert_eq!(changed.next(), Some(request(1, 10)));
+        assert_eq!(changed.size_hint().0, 99, "the copies of one request");
+    }
+
+    #[test]
     fn dropped_memory_is_not_requested_or_freed_at_once() {
         let free = |id| Event::Free { id, is_pending: false };
         let events = [request(1, 10), request(2, 20), free(1), request(1, 30), free(2), free(1)];
         // The id 1 is used again by a request of another name.
         let named = [true, false, true, false, false, false];
         let scale = Scale { name: String::new(), factor: 0.0 };
-        let [without, at_once] = scale.changed(&events, &named);
+        let [without, at_once] =
+            [false, true].map(|is_second| scale.changed(&events, &named, is_second).collect::<Vec<_>>());
         let rest = [request(2, 20), request(1, 30), free(2), free(1)];
         assert_eq!(without, rest);
         assert_eq!(at_once[..2], [request(1, 10), free(1)]);

@@ -9,6 +9,7 @@ use gpumem_replay::{
     Device, Event, EventReturn, Figures, Options, Release, Replay, SegmentAddresses, Settings,
 };
 use gpumem_report::advice;
+use std::borrow::Borrow;
 use std::cmp::Reverse;
 
 /// Assumed size in bytes of a device of unknown size: no request fails.
@@ -71,7 +72,7 @@ impl Trial {
     }
 
     fn replay(&mut self, requests: &Requests, release: Release, total_bytes: u64) -> Result<()> {
-        let run = |returns| self.run(&requests.events, release, total_bytes, returns);
+        let run = |returns| self.run(requests.events.iter(), release, total_bytes, returns);
         let (figures, ended_at) = run(EventReturn::AsRecorded)?;
         let is_pending = |event: &Event| matches!(event, Event::Free { is_pending: true, .. });
         if requests.events.iter().any(is_pending) {
@@ -85,7 +86,7 @@ impl Trial {
     /// Returns the figures, and the number of the event at which the replay ended early.
     fn run(
         &self,
-        events: &[Event],
+        events: impl Iterator<Item: Borrow<Event>>,
         release: Release,
         total_bytes: u64,
         returns: EventReturn,
@@ -98,8 +99,8 @@ impl Trial {
             returns,
         })
         .map_err(|fault| Kind::Usage.error(fault.to_string()))?;
-        for (number, event) in events.iter().enumerate() {
-            replay.apply(event)?;
+        for (number, event) in events.enumerate() {
+            replay.apply(event.borrow())?;
             if replay.has_ended() {
                 return Ok((replay.figures().clone(), Some(number)));
             }
@@ -151,9 +152,10 @@ impl Recorded {
         memory: Option<u64>,
     ) -> Result<Model> {
         let total_bytes = self.total_bytes(memory);
-        let run = |events: Vec<Event>| trial.run(&events, release, total_bytes, EventReturn::AsRecorded);
-        let [first, second] = scale.apply(&self.requests)?.map(run);
-        Ok(Model { ends: [first?.0, second?.0], scale })
+        let ends = scale.apply(&self.requests, |events| {
+            Ok(trial.run(events, release, total_bytes, EventReturn::AsRecorded)?.0)
+        })?;
+        Ok(Model { ends, scale })
     }
 
     fn total_bytes(&self, memory: Option<u64>) -> u64 {
