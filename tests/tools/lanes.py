@@ -93,7 +93,7 @@ class Lane:
 LANES = {
     "gpu": Lane("tests/gpu, the suite for a real GPU, on the simulated one"),
     "python": Lane("other versions of CPython, third-party Python packages", NEED_PLAIN_PATH, NEED_PIP, NEED_APT, NEED_CXX),
-    "torch": Lane("unmodified PyTorch wheels; downloads 3 GB once", NEED_PLAIN_PATH, NEED_PIP, NEED_CXX,
+    "torch": Lane("unmodified PyTorch wheels; downloads 4 GB once", NEED_PLAIN_PATH, NEED_PIP, NEED_CXX,
                   (lambda: has("python3.11", "python3.12", "python3.10"), "needs CPython 3.10, 3.11 or 3.12", "apt-get install python3.11-venv")),
     "nvidia": Lane("NVIDIA's own libcuda, libcupti and libnvidia-ml, without a GPU; downloads 150 MB once", NEED_PLAIN_PATH, NEED_PIP, NEED_APT),
     "browser": Lane("pages in a real Chromium", (lambda: has("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"),

@@ -4,24 +4,33 @@
 
 A setting is `LABEL=TEXT`, the text of PYTORCH_CUDA_ALLOC_CONF; `LABEL@FRACTION=TEXT` also sets the process's share of the device,
 and `LABEL-BYTES=TEXT` takes so many bytes of the device from outside the allocator, before the program runs a second time. The first setting is `default=`: its run also
-prints everything that the program asked of the allocator, from the memory history. With SNAPSHOTS=FOLDER, each run leaves
-FOLDER/NAME-LABEL.pickle."""
+prints everything that the program asked of the allocator, from the memory history. With SNAPSHOTS=FOLDER, each run
+with a label in SNAPSHOT_LABELS leaves FOLDER/NAME-LABEL.pickle."""
 
 import ctypes
 import gc
 import json
 import os
+import queue
 import random
 import re
 import sys
+import tempfile
+import threading
 import traceback
 
 import torch
+# The first step of an optimizer imports this, in more time than all steps take. Here it is imported once for all runs.
+import torch._dynamo
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 MIB = 1 << 20
+SNAPSHOT_LABELS = ("default", "small")
+# The values of weights have no effect on memory.
+for initialise in ("uniform_", "normal_", "kaiming_uniform_"):
+    setattr(nn.init, initialise, lambda tensor, *_, **__: tensor)
 # What the history does not have: calls of empty_cache, and private pools. A snapshot is an entry of the history.
 MARKS = []
 
@@ -234,7 +243,7 @@ def loader():
     copies = torch.cuda.Stream()
 
     def batches():
-        for rows in lengths(11, 24, 50, 3000):
+        for rows in lengths(11, 12, 50, 3000):
             batch = torch.empty(rows, 2048).pin_memory()
             with torch.cuda.stream(copies):
                 batch = batch.to("cuda", non_blocking=True)
@@ -293,7 +302,29 @@ def hostile():
             live.pop(0)
 
 
-PROGRAMS = [gpt, checkpointed, fragmenting, resnet, recurrent, experts, adversarial, graphs, streams, loader, generate, lora, hostile]
+def threads():
+    batches = queue.Queue(2)
+
+    def prepare():
+        try:
+            for rows in lengths(15, 24, 100, 700):
+                batches.put(torch.zeros(rows, 1024, device="cuda") * 2)
+            batches.put(None)
+        except torch.cuda.OutOfMemoryError as error:
+            batches.put(error)
+
+    def prepared():
+        while (batch := batches.get()) is not None:
+            if isinstance(batch, Exception):
+                raise batch
+            yield batch
+
+    threading.Thread(target=prepare, daemon=True).start()
+    model = nn.Sequential(nn.Linear(1024, 1024), nn.GELU(), nn.Linear(1024, 512))
+    train(model, prepared(), lambda model, batch: model(batch).sum())
+
+
+PROGRAMS = [gpt, checkpointed, fragmenting, resnet, recurrent, experts, adversarial, graphs, streams, loader, generate, lora, hostile, threads]
 
 
 def asked(history):
@@ -362,15 +393,17 @@ def child(program, label, text, fraction, taken, device):
         line["failed"] = {"bytes": history[oom]["size"], "after": sum(entry["action"] == "alloc" for entry in history[:oom])}
     if label == "default":
         line["events"] = list(asked(history))
-    if folder := os.environ.get("SNAPSHOTS"):
+    if (folder := os.environ.get("SNAPSHOTS")) and label in SNAPSHOT_LABELS:
         torch.cuda.memory._dump_snapshot(f"{folder}/{program.__name__}-{label}.pickle")
-    print(json.dumps(line), flush=True)
+    return line
 
 
 def run(names, settings):
     waiting = [(program, setting) for setting in settings for program in PROGRAMS if not names or program.__name__ in names]
     # A device each: what is free on it tells what others than the allocator use.
     idle, running = list(range(min(2, os.cpu_count() or 1))), {}
+    # Collections in the programs skip the imported modules.
+    gc.freeze()
     while waiting or running:
         if waiting and idle:
             program, setting = waiting.pop(0)
@@ -378,23 +411,30 @@ def run(names, settings):
             label, taken = (label.split("-", 1) + ["0"])[:2]
             label, fraction = (label.split("@", 1) + ["0"])[:2]
             device = idle.pop()
+            # Lines are longer than what a pipe takes at once: those of two writers would mix.
+            line = tempfile.TemporaryFile("w+")
             number = os.fork()
             if number == 0:
                 status = 1
                 try:
-                    child(program, label, text, float(fraction), int(taken), device)
+                    json.dump(child(program, label, text, float(fraction), int(taken), device), line)
+                    line.flush()
                     status = 0
                 except Exception:
                     traceback.print_exc()
                 finally:
                     # The agent writes the end of a recording at a regular exit.
                     (ctypes.CDLL(None).exit if "GPUMEM_RECORD" in os.environ else os._exit)(status)
-            running[number] = device
+            running[number] = device, line
         else:
             number, status = os.wait()
-            idle.append(running.pop(number))
+            device, line = running.pop(number)
+            idle.append(device)
             if status:
                 sys.exit(f"a program failed: {status}")
+            with line:
+                line.seek(0)
+                print(line.read(), flush=True)
     print(json.dumps({"done": True}))
 
 

@@ -13,8 +13,8 @@ use crate::rows::row::{
     AnomalyCounts, Backing, BackingId, Extent, Mapping, PeakResidue, PeakResidues, Row, is_charged,
     side_bytes,
 };
-use gpumem_model::growth::PINNED_CELLS;
 use gpumem_model::blocks::Blocks;
+use gpumem_model::growth::PINNED_CELLS;
 use gpumem_model::iterations::Iterations;
 use gpumem_model::names::Named;
 use gpumem_model::parameters::{Column, Parameters};

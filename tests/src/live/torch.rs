@@ -3,7 +3,6 @@
 
 use super::machine::{Job, Machine};
 use super::programs::{self, programs};
-use super::until;
 use gpumem_ledger::{Class, Ledger, Origin};
 use gpumem_model::run::Iteration;
 use gpumem_runs::builder::Sink;
@@ -16,14 +15,20 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
 /// Two distant pinned versions. "newest" is the registry's latest.
 pub const VERSIONS: [&str; 2] = ["2.4.1", "2.15.0"];
 
-/// Returns these versions, or those in $GPUMEM_TORCH_VERSIONS: `2.15.0`, or `2.15.0@3.14` for another CPython.
+/// Returns [`VERSIONS`], or else [`named_versions`].
 pub fn versions() -> Vec<String> {
-    let named = std::env::var("GPUMEM_TORCH_VERSIONS").unwrap_or_else(|_| VERSIONS.join(" "));
-    named.split_whitespace().map(str::to_owned).collect()
+    named_versions().unwrap_or_else(|| VERSIONS.map(str::to_owned).to_vec())
+}
+
+/// Returns the versions in $GPUMEM_TORCH_VERSIONS: `2.15.0`, or `2.15.0@3.14` for another CPython.
+pub fn named_versions() -> Option<Vec<String>> {
+    let named = std::env::var("GPUMEM_TORCH_VERSIONS").ok()?;
+    Some(named.split_whitespace().map(str::to_owned).collect())
 }
 
 /// Returns whether names come from frames, which is not the case for a CPython without a GIL.
@@ -131,12 +136,28 @@ pub fn machine(keys: &[&str]) -> Machine {
     Machine::new(&[&["devices=2", "memory=16G", "cuda.version=13990"], keys].concat())
 }
 
-/// Waits for a successful end, which may take long on a busy machine, and returns the JSON lines.
+/// Longest time between two lines of a program of tests/torch, on a busy machine. The time until the end has no limit.
+const SILENCE: Duration = Duration::from_secs(300);
+
+/// Waits for a successful end, and returns the JSON lines.
 ///
 /// # Panics
-/// If it fails, or ends before it printed `done`.
+/// If it fails, prints nothing for [`SILENCE`], or ends before it printed `done`.
 pub fn finished(job: &mut Job) -> Vec<Value> {
-    until(300, "the end of a training", || (!job.is_running()).then_some(()));
+    let mut heard = Instant::now();
+    while job.is_running() {
+        if !job.hear().is_empty() {
+            heard = Instant::now();
+        }
+        let waited = heard.elapsed();
+        assert!(
+            waited < SILENCE || waited < gpumem_test_support::on_this_machine(SILENCE),
+            "silent for {} s: {:#?}",
+            SILENCE.as_secs(),
+            job.said
+        );
+        std::thread::sleep(Duration::from_millis(10));
+    }
     job.finish();
     let said: Vec<Value> = job.said.iter().filter_map(|line| serde_json::from_str(line).ok()).collect();
     assert!(said.iter().any(|line| line["done"] == true), "{:#?}", job.said);

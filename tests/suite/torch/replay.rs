@@ -2,10 +2,37 @@
 //! replayed under other settings, has the same figures as a real run of the program under these settings.
 use gpumem_replay::{Device, Event, EventReturn, Options, Release, Replay, SegmentAddresses, Settings};
 use gpumem_tests::live::programs::programs;
-use gpumem_tests::live::{Daemon, Job, torch, until};
+use gpumem_tests::live::{Daemon, Job, Machine, torch, until};
 use serde_json::Value;
 use std::path::Path;
 use std::process::Command;
+
+/// Releases that are compared if $GPUMEM_TORCH_VERSIONS names no others. Only 2.12 chooses between equal free blocks by their age.
+const VERSIONS: [&str; 3] = ["2.4.1", "2.12.1", "2.15.0"];
+
+/// The programs of tests/torch/replay.py; threads of the last one make requests in an order that differs from run to run.
+const PROGRAMS: [&str; 14] = [
+    "gpt",
+    "checkpointed",
+    "fragmenting",
+    "resnet",
+    "recurrent",
+    "experts",
+    "adversarial",
+    "graphs",
+    "streams",
+    "loader",
+    "generate",
+    "lora",
+    "hostile",
+    "threads",
+];
+
+/// Programs whose results depend on when a stream finishes.
+const WITH_STREAMS: [&str; 3] = ["streams", "loader", "hostile"];
+
+/// Settings under which the agent's recordings and snapshots of programs are made: the default, and with little free memory.
+const RECORDED: [&str; 2] = ["default", "small"];
 
 /// A setting: its name, the process's share of the device, bytes that something else takes, the text.
 struct Setting {
@@ -48,6 +75,11 @@ impl Setting {
         let fraction = self.fraction.map(|fraction| format!("@{fraction}")).unwrap_or_default();
         let taken = if self.taken_bytes > 0 { format!("-{}", self.taken_bytes) } else { String::new() };
         format!("{}{fraction}{taken}={}", self.name, self.text)
+    }
+
+    /// Returns whether it limits no memory.
+    fn is_unlimited(&self) -> bool {
+        self.fraction.is_none() && self.taken_bytes == 0
     }
 
     /// Replays the recording of a program's default run. Returns the figures by torch's names for them.
@@ -145,51 +177,147 @@ fn check_table(version: &str, cells: &str) {
     }
 }
 
-#[test]
-fn replay_of_one_recording_has_the_figures_of_real_runs_under_other_settings() {
-    for version in &torch::versions() {
-        let Some(wheel) = torch::wheel(version) else { return };
+/// Checks that a replay has the figures of a real run. With threads, each of a program's two runs may need one segment more.
+fn assert_same(
+    setting: &Setting,
+    program: &Value,
+    replayed: &[(&str, u64)],
+    real: &[(&str, u64)],
+    what: &str,
+) {
+    if program != "threads" {
+        assert_eq!(replayed, real, "{what}");
+        return;
+    }
+    let segment = Settings::parse(setting.text, Release::LAST).expect("a valid text").segment_bytes(2 << 20);
+    for ((name, replayed), (_, real)) in replayed.iter().zip(real) {
+        let bound = match *name {
+            "segment" => 1,
+            "num_device_alloc" | "num_device_free" => 2,
+            name if name.ends_with("_bytes") => segment,
+            _ => 0,
+        };
+        assert!(replayed.abs_diff(*real) <= bound, "{what}: {name} is {real}, replayed {replayed}");
+    }
+}
+
+/// What is compared with one release.
+struct Proof {
+    version: String,
+    wheel: torch::Wheel,
+    release: Release,
+    settings: Vec<&'static Setting>,
+}
+
+impl Proof {
+    fn new(version: &str) -> Option<Self> {
+        let wheel = torch::wheel(version)?;
         let release: Release =
             wheel.version.split('@').next().expect("a version").parse().expect("a release");
-        let settings: Vec<_> =
-            SETTINGS.iter().filter(|setting| Release::new(setting.since) <= release).collect();
-        let mut compared = Vec::new();
-        // On a busy machine, memory that another stream may use returns only when the program waits for the device.
-        for keys in [&[][..], &["cuda.busy=1"]] {
-            let machine = torch::machine(keys);
-            let programs: &[&str] = if keys.is_empty() { &[] } else { &["streams", "loader", "hostile"] };
-            let mut lines = Vec::new();
-            for settings in settings.chunks(2) {
-                let arguments: Vec<_> = settings.iter().map(|setting| setting.argument()).collect();
-                let arguments = programs.iter().copied().chain(arguments.iter().map(String::as_str));
-                let arguments: Vec<&str> = arguments.collect();
-                let mut job = Job::start(&mut wheel.bare(&machine, "replay.py", &arguments));
-                lines.extend(torch::finished(&mut job));
-            }
-            let runs: Vec<_> = lines.iter().filter(|line| line["program"].is_string()).collect();
-            let mut failures = 0;
-            for run in &runs {
-                let is_default =
-                    |other: &&&Value| other["program"] == run["program"] && other["setting"] == "default";
-                let recorded = runs.iter().find(is_default).expect("a default run");
-                let setting =
-                    settings.iter().find(|setting| run["setting"] == setting.name).expect("a setting");
-                let what = format!("torch {version}, {} under {}", run["program"], setting.name);
-                assert_eq!(setting.replay(release, recorded), real(run), "{what}");
-                failures += usize::from(run["failed"].is_object());
-            }
-            println!(
-                "torch {version} {keys:?}: {} runs, {failures} of them without memory at the end",
-                runs.len()
-            );
-            let expected = settings.len() * if programs.is_empty() { 13 } else { programs.len() };
-            assert_eq!(runs.len(), expected);
-            assert!(failures > 0 || !programs.is_empty(), "the settings include too little memory");
-            compared.push(format!("{expected} of {expected}"));
-        }
-        let [all, busy] = &compared[..] else { panic!("two machines") };
-        check_table(version, &format!("{} | {all} | {busy}", settings.len()));
+        let settings = SETTINGS.iter().filter(|setting| Release::new(setting.since) <= release).collect();
+        Some(Proof { version: version.to_owned(), wheel, release, settings })
     }
+
+    fn setting(&self, run: &Value) -> &'static Setting {
+        self.settings.iter().find(|setting| run["setting"] == setting.name).expect("a setting")
+    }
+
+    /// Runs programs under settings, all in one process's children. Returns one line for each run.
+    fn runs(
+        &self,
+        machine: &Machine,
+        programs: &[&str],
+        settings: &[&str],
+        environment: &[(&str, &Path)],
+    ) -> Vec<Value> {
+        let arguments = |setting: &&&Setting| settings.is_empty() || settings.contains(&setting.name);
+        let arguments: Vec<_> = self.settings.iter().filter(arguments).map(|one| one.argument()).collect();
+        let expected = programs.len() * arguments.len();
+        let arguments: Vec<&str> =
+            programs.iter().copied().chain(arguments.iter().map(String::as_str)).collect();
+        let mut command = self.wheel.bare(machine, "replay.py", &arguments);
+        let mut lines = torch::finished(&mut Job::start(command.envs(environment.iter().copied())));
+        lines.retain(|line| line["program"].is_string());
+        assert_eq!(lines.len(), expected, "torch {}", self.version);
+        lines
+    }
+
+    fn what(&self, run: &Value) -> String {
+        format!("torch {}, {} under {}", self.version, run["program"], run["setting"])
+    }
+
+    /// Replays each program's requests under each setting.
+    fn check_requests(&self, runs: &[Value]) {
+        for run in runs {
+            let setting = self.setting(run);
+            let replayed = setting.replay(self.release, default_run(runs, run));
+            assert_same(setting, &run["program"], &replayed, &real(run), &self.what(run));
+        }
+        let failures = runs.iter().filter(|run| run["failed"].is_object()).count();
+        println!("torch {}: {} runs, {failures} of them without memory at the end", self.version, runs.len());
+    }
+
+    /// Checks the agent's recordings by themselves, and their replay under other settings by `runs`.
+    fn check_recordings(&self, machine: &Machine, runs: &[Value]) {
+        let agent = programs().ours.join("libgpumem.so");
+        let files = machine.dir.join("%p.gpumem");
+        let environment = [("CUDA_INJECTION64_PATH", agent.as_path()), ("GPUMEM_RECORD", files.as_path())];
+        let recordings = self.runs(machine, &PROGRAMS, &RECORDED, &environment);
+        let file = |run: &Value| machine.dir.join(format!("{}.gpumem", run["pid"]));
+        for run in &recordings {
+            let told = whatif(&self.wheel, &file(run), &[]);
+            assert_own(&told, run, &self.what(run));
+            if run["failed"].is_object() {
+                self.fits_elsewhere(&file(run));
+            }
+        }
+        assert!(recordings.iter().any(|run| run["failed"].is_object()), "the device is too large");
+        for run in runs {
+            let setting = self.setting(run);
+            // A recording has no calls of empty_cache that freed nothing; `hostile` makes such calls.
+            if !setting.is_unlimited() || setting.text.is_empty() || run["program"] == "hostile" {
+                continue;
+            }
+            let told = whatif(&self.wheel, &file(default_run(&recordings, run)), &["--set", setting.text]);
+            assert_trial(&told, setting, run, &self.what(run));
+        }
+    }
+
+    /// Checks snapshots like the agent's recordings.
+    fn check_snapshots(&self, machine: &Machine, runs: &[Value]) {
+        let file = |run: &Value, setting: &str| {
+            machine.dir.join(format!("{}-{setting}.pickle", run["program"].as_str().expect("a name")))
+        };
+        for run in runs {
+            let setting = self.setting(run);
+            if !["gpt", "resnet", "streams"].map(Value::from).contains(&run["program"]) {
+                continue;
+            }
+            if RECORDED.contains(&setting.name) {
+                let told = whatif(&self.wheel, &file(run, setting.name), &[]);
+                assert_own(&told, run, &self.what(run));
+            }
+            if run["failed"].is_object() && setting.name == "small" {
+                self.fits_elsewhere(&file(run, setting.name));
+            } else if setting.is_unlimited() && !setting.text.is_empty() {
+                let told = whatif(&self.wheel, &file(run, "default"), &["--set", setting.text]);
+                assert_trial(&told, setting, run, &self.what(run));
+            }
+        }
+    }
+
+    /// Checks that a recording that ends without memory fits in a larger device.
+    fn fits_elsewhere(&self, recording: &Path) {
+        let told = whatif(&self.wheel, recording, &["--device-memory", "15G"]);
+        let trials = told["trials"].as_array().expect("trials");
+        assert!(!trials.is_empty() && trials.iter().all(|trial| trial["failure"].is_null()), "{told}");
+    }
+}
+
+/// Returns the default run of the same program.
+fn default_run<'a>(runs: &'a [Value], run: &Value) -> &'a Value {
+    let is_default = |other: &&Value| other["program"] == run["program"] && other["setting"] == "default";
+    runs.iter().find(is_default).expect("a default run")
 }
 
 /// Returns the JSON of `gpumemctl whatif`.
@@ -201,82 +329,58 @@ fn whatif(wheel: &torch::Wheel, file: &Path, options: &[&str]) -> Value {
     serde_json::from_slice(&output.stdout).expect("JSON")
 }
 
-/// Checks that the replay of a complete recording has the figures of a real run under `text`.
-fn assert_equal(told: &Value, text: &str, run: &Value, what: &str) {
+/// Figures in the JSON of whatif, and torch's names for them.
+const FIGURES: [(&str, &str); 5] = [
+    ("peak_reserved_bytes", "reserved_bytes"),
+    ("peak_allocated_bytes", "allocated_bytes"),
+    ("driver_allocations", "num_device_alloc"),
+    ("driver_frees", "num_device_free"),
+    ("retries", "num_alloc_retries"),
+];
+
+fn figures_of(trial: &Value) -> Vec<(&'static str, u64)> {
+    FIGURES.map(|(name, of_torch)| (of_torch, trial[name].as_u64().expect("a figure"))).to_vec()
+}
+
+fn figures_of_run(run: &Value) -> Vec<(&'static str, u64)> {
+    FIGURES.map(|(_, of_torch)| (of_torch, run["stats"][of_torch].as_u64().expect("a figure"))).to_vec()
+}
+
+/// Checks that a recording is complete, and that its replay as recorded has the figures of the run, or fails at the same request.
+/// Not checked for a run with little memory that ends: what else uses the device is known only from a request that fails.
+fn assert_own(told: &Value, run: &Value, what: &str) {
     let known = [&told["is_exact"], &told["older_blocks"], &told["block_sizes"]];
-    assert_eq!(known, [&Value::from(true), &Value::from(0), &Value::from(0)], "{what}: {told}");
-    let trial = if text.is_empty() { &told["own"] } else { &told["trials"][0] };
-    for (name, of_torch) in [
-        ("peak_reserved_bytes", "reserved_bytes"),
-        ("peak_allocated_bytes", "allocated_bytes"),
-        ("driver_allocations", "num_device_alloc"),
-        ("driver_frees", "num_device_free"),
-        ("retries", "num_alloc_retries"),
-    ] {
-        assert_eq!(trial[name], run["stats"][of_torch], "{what}: {name}");
+    if run["failed"].is_object() {
+        assert_eq!(told["own"]["failure"]["rounded_bytes"], run["failed"]["bytes"], "{what}: {told}");
+    } else if run["setting"] != "small" {
+        assert_eq!(known, [&Value::from(true), &Value::from(0), &Value::from(0)], "{what}: {told}");
+        assert_eq!(told["own"]["failure"], Value::Null, "{what}");
+        assert_eq!(figures_of(&told["own"]), figures_of_run(run), "{what}");
     }
 }
 
+/// Checks that the replay of a recording under a setting has the figures of a real run.
+fn assert_trial(told: &Value, setting: &Setting, run: &Value, what: &str) {
+    assert_same(setting, &run["program"], &figures_of(&told["trials"][0]), &figures_of_run(run), what);
+}
+
 #[test]
-fn whatif_of_a_recording_has_the_figures_of_real_runs() {
-    for version in &torch::versions() {
-        let Some(wheel) = torch::wheel(version) else { return };
+fn replay_of_one_recording_has_the_figures_of_real_runs_under_other_settings() {
+    let versions = torch::named_versions().unwrap_or_else(|| VERSIONS.map(str::to_owned).to_vec());
+    for proof in versions.iter().filter_map(|version| Proof::new(version)) {
         let machine = torch::machine(&[]);
-        let release: Release =
-            wheel.version.split('@').next().expect("a version").parse().expect("a release");
-        let settings = SETTINGS.iter().filter(|setting| {
-            setting.fraction.is_none() && setting.taken_bytes == 0 && Release::new(setting.since) <= release
-        });
-        let others: Vec<_> = settings.filter(|setting| setting.name != "default").collect();
-        let recorded = |arguments: &[&str]| {
-            let mut command = wheel.bare(&machine, "replay.py", arguments);
-            command.env("CUDA_INJECTION64_PATH", programs().ours.join("libgpumem.so"));
-            command.env("GPUMEM_RECORD", machine.dir.join("%p.gpumem"));
-            torch::finished(&mut Job::start(&mut command))
-        };
-        let file = |run: &Value| machine.dir.join(format!("{}.gpumem", run["pid"]));
-        let is_run = |line: &Value| line["program"].is_string();
-        let recordings: Vec<Value> = recorded(&["default="]).into_iter().filter(is_run).collect();
-        assert_eq!(recordings.len(), 13);
-        for run in &recordings {
-            assert_equal(
-                &whatif(&wheel, &file(run), &[]),
-                "",
-                run,
-                &format!("torch {version}, {}", run["program"]),
-            );
-        }
-        for settings in others.chunks(4) {
-            let arguments: Vec<_> = settings.iter().map(|setting| setting.argument()).collect();
-            let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-            let lines = torch::finished(&mut Job::start(&mut wheel.bare(&machine, "replay.py", &arguments)));
-            // A recording has no calls of empty_cache that freed nothing; `hostile` makes such calls.
-            for run in lines.iter().filter(|line| is_run(line) && line["program"] != "hostile") {
-                let same = |other: &&Value| other["program"] == run["program"];
-                let recording = recordings.iter().find(same).expect("a recording");
-                let text =
-                    settings.iter().find(|setting| run["setting"] == setting.name).expect("a setting").text;
-                let what = format!("torch {version}, {} under {text}", run["program"]);
-                assert_equal(&whatif(&wheel, &file(recording), &["--set", text]), text, run, &what);
-            }
-        }
-        // The recording of a run that ends without memory: the same request fails in the replay, and fits in a larger device.
-        let mut failures = 0;
-        for run in
-            recorded(&["gpt", "resnet", "hostile", "full-15300000000="]).iter().filter(|line| is_run(line))
-        {
-            let failed = &run["failed"];
-            let told = whatif(&wheel, &file(run), &[]);
-            let rounded = &told["own"]["failure"]["rounded_bytes"];
-            assert_eq!(rounded, &failed["bytes"], "torch {version}, {}: {told}", run["program"]);
-            if failed.is_object() {
-                failures += 1;
-                let told = whatif(&wheel, &file(run), &["--device-memory", "15G"]);
-                let trials = told["trials"].as_array().expect("trials");
-                assert!(trials.iter().all(|trial| trial["failure"].is_null()), "{told}");
-            }
-        }
-        assert!(failures > 0, "the device is too large");
+        let runs = proof.runs(&machine, &PROGRAMS, &[], &[("SNAPSHOTS", &machine.dir)]);
+        proof.check_requests(&runs);
+        // On a busy machine, memory that another stream may use returns only when the program waits for the device.
+        let late = torch::machine(&["cuda.busy=1"]);
+        let late_runs = proof.runs(&late, &WITH_STREAMS, &[], &[]);
+        proof.check_requests(&late_runs);
+        proof.check_recordings(&machine, &runs);
+        proof.check_snapshots(&machine, &runs);
+        let with_threads = runs.iter().filter(|run| run["program"] == "threads").count();
+        let equal = [runs.len() - with_threads, late_runs.len(), with_threads];
+        let cells = equal.map(|count| format!("{count} of {count}")).join(" | ");
+        check_table(&proof.version, &format!("{} | {cells}", proof.settings.len()));
     }
 }
 
@@ -313,54 +417,8 @@ fn whatif_of_a_stored_run_has_the_figures_of_the_process() {
             let pid = run["pid"].to_string();
             let what = format!("torch {version}, {} under {}", run["program"], run["setting"]);
             let told = whatif(&wheel, Path::new(&pid), &["--store", store]);
-            assert_equal(&told, "", run, &what);
+            assert_own(&told, run, &what);
         }
         assert_eq!(runs.len(), 8);
-    }
-}
-
-#[test]
-fn whatif_of_a_snapshot_has_the_figures_of_real_runs() {
-    for version in &torch::versions() {
-        let Some(wheel) = torch::wheel(version) else { return };
-        let machine = torch::machine(&[]);
-        let settings = [
-            ("default", ""),
-            ("expandable", "expandable_segments:True"),
-            ("split32", "max_split_size_mb:32"),
-            ("round4", "roundup_power2_divisions:4"),
-        ];
-        let mut arguments = vec!["gpt".to_owned(), "resnet".to_owned(), "streams".to_owned()];
-        arguments.extend(settings.iter().map(|(name, text)| format!("{name}={text}")));
-        arguments.push("full-15300000000=".to_owned());
-        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-        let mut job =
-            Job::start(wheel.bare(&machine, "replay.py", &arguments).env("SNAPSHOTS", &machine.dir));
-        let lines = torch::finished(&mut job);
-        let whatif = |program: &Value, setting: &str, options: &[&str]| -> Value {
-            let name = program.as_str().expect("a name");
-            whatif(&wheel, &machine.dir.join(format!("{name}-{setting}.pickle")), options)
-        };
-        let mut failures = 0;
-        for run in lines.iter().filter(|line| line["program"].is_string()) {
-            let setting = run["setting"].as_str().expect("a name");
-            let what = format!("torch {version}, {} under {setting}", run["program"]);
-            if setting == "full" {
-                // The recording of a run that ends without memory: the same request fails in the replay, and fits elsewhere.
-                let told = whatif(&run["program"], setting, &["--device-memory", "15G"]);
-                let failure = &told["own"]["failure"];
-                assert_eq!(failure["rounded_bytes"], run["failed"]["bytes"], "{what}: {told}");
-                assert!(
-                    told["trials"].as_array().expect("trials").iter().all(|trial| trial["failure"].is_null())
-                );
-                failures += usize::from(failure.is_object());
-                continue;
-            }
-            let (_, text) = settings.iter().find(|(name, _)| *name == setting).expect("a setting");
-            let options = if text.is_empty() { vec![] } else { vec!["--set", text] };
-            let told = whatif(&run["program"], "default", &options);
-            assert_equal(&told, text, run, &what);
-        }
-        assert!(failures > 0, "the device is too large");
     }
 }
