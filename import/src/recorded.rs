@@ -10,7 +10,7 @@ use gpumem_model::units::plural;
 use gpumem_runs::builder::Sink;
 use gpumem_runs::input::{Error, Input};
 use gpumem_runs::recording;
-use gpumem_runs::requests::POOL_NAME;
+use gpumem_runs::requests::{POOL_NAME, allocator_settings};
 use gpumem_wire::{Body, Flags, FreeState, PoolOwner, Record, Request, Stamp};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
@@ -318,9 +318,7 @@ impl Program {
         if instance != self.instance {
             *self = Program { instance, ..Program::default() };
         }
-        let claim = |name: &str| claims.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
-        let settings = claim("alloc_conf").or_else(|| claim("cuda_alloc_conf"));
-        self.settings = settings.unwrap_or_default().to_owned();
+        self.settings = allocator_settings(claims).to_owned();
     }
 }
 

@@ -217,7 +217,7 @@ fn checks(bytes: &[u8]) -> Vec<String> {
 }
 
 /// Returns the FNV-1a hash, which is the same on every machine.
-pub(crate) fn fnv1a(bytes: &[u8]) -> u64 {
+pub fn fnv1a(bytes: &[u8]) -> u64 {
     let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, step)
 }

@@ -5,6 +5,12 @@ pub(super) const TICK_NS: u64 = 1 << 14;
 /// Name of the pool of PyTorch's allocator, as the agent gives it.
 pub const POOL_NAME: &str = "torch";
 
+/// Returns the settings of PyTorch's allocator in the claims of a hello; empty if it has none.
+pub fn allocator_settings(claims: &str) -> &str {
+    let claim = |name: &str| claims.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
+    claim("alloc_conf").or_else(|| claim("cuda_alloc_conf")).unwrap_or_default()
+}
+
 /// A piece of a stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Piece {

@@ -18,7 +18,7 @@ mod entry;
 mod read;
 mod write;
 
-pub use entry::{POOL_NAME, Piece};
+pub use entry::{POOL_NAME, Piece, allocator_settings};
 pub use read::{Damaged, read};
 pub use write::{KeepLimits, RequestLog};
 

@@ -1,6 +1,6 @@
 //! Writes the stream of one process.
 
-use super::entry::{Operation, POOL_NAME, Piece, TICK_NS, flags};
+use super::entry::{Operation, POOL_NAME, Piece, TICK_NS, allocator_settings, flags};
 use crate::varint::{put, put_distance, put_signed, put_size};
 use foldhash::{HashMap, HashSet};
 use gpumem_wire::{Body, Flags, FreeState, PoolOwner, Request, Stamp};
@@ -271,10 +271,7 @@ impl Program {
                 if instance != self.instance {
                     *self = Program { instance, ..Program::default() };
                 }
-                let claim =
-                    |name: &str| claims.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
-                let settings = claim("alloc_conf").or_else(|| claim("cuda_alloc_conf"));
-                self.settings = settings.unwrap_or_default().to_owned();
+                self.settings = allocator_settings(claims).to_owned();
                 if let Some(out) = out.filter(|out| out.has_state) {
                     out.program(instance, &self.settings);
                 }

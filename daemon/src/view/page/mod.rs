@@ -24,6 +24,7 @@ use super::{Refused, ViewContext};
 use crate::config::Page;
 use gpumem_ledger::ProcessKey;
 use gpumem_report::html::{self, Shell};
+use gpumem_runs::export::fnv1a;
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{
@@ -55,17 +56,11 @@ fn document() -> &'static Document {
         let words = "This page needs JavaScript. Without it, use gpumemctl ps and gpumemctl report PID.";
         let Shell { page, policy } = html::shell("GPU memory", STYLE, SCRIPT, words);
         // The tag of the page is also valid for the policy, which changes only with the page.
-        let tag = format!("\"{}-{:x}\"", env!("CARGO_PKG_VERSION"), fingerprint(&page));
+        let tag = format!("\"{}-{:x}\"", env!("CARGO_PKG_VERSION"), fnv1a(page.as_bytes()));
         let policy = format!("{policy}; frame-ancestors 'none'");
         let value = |text: &str| HeaderValue::from_str(text).unwrap_or(HeaderValue::from_static(""));
         Document { policy: value(&policy), tag: value(&tag), page: page.into() }
     })
-}
-
-/// Returns a hash (FNV-1a) that distinguishes versions of the page.
-fn fingerprint(text: &str) -> u64 {
-    text.bytes()
-        .fold(0xcbf2_9ce4_8422_2325, |sum, byte| (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
 #[derive(Debug, PartialEq, Eq)]
