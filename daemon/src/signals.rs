@@ -16,6 +16,9 @@ pub struct Signals {
 
 impl Signals {
     /// Installs the handlers.
+    ///
+    /// # Errors
+    /// Errors of creating sockets or handlers.
     pub fn install() -> io::Result<Self> {
         let (end, ended) = UnixStream::pair()?;
         let (reload, reloaded) = UnixStream::pair()?;
@@ -28,6 +31,9 @@ impl Signals {
     }
 
     /// Returns two streams of events: requests to end, and requests to reload the configuration.
+    ///
+    /// # Errors
+    /// Errors of registering the sockets with the event loop.
     pub fn listen(self) -> io::Result<(Pulse, Pulse)> {
         let pulse = |stream| tokio::net::UnixStream::from_std(stream).map(Pulse);
         Ok((pulse(self.end)?, pulse(self.reload)?))
@@ -49,6 +55,9 @@ impl Pulse {
     }
 
     /// Returns a stream and the socket that sends events to it, for tests.
+    ///
+    /// # Errors
+    /// Errors of creating the sockets.
     pub fn pair() -> io::Result<(UnixStream, Pulse)> {
         let (sender, receiver) = UnixStream::pair()?;
         receiver.set_nonblocking(true)?;

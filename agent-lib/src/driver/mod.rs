@@ -5,7 +5,6 @@ pub mod core;
 pub(crate) mod devices;
 pub(crate) mod exports;
 pub mod guard;
-pub(crate) mod multicast;
 pub(crate) mod pool_polling;
 pub(crate) mod pools;
 pub(crate) mod torch_pools;
