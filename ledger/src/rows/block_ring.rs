@@ -83,7 +83,7 @@ impl BlockRing {
     }
 
     /// Returns the time from which the events are shown: the begin of the first whole step, or of the first event.
-    fn from_ns(&self) -> u64 {
+    fn begin_ns(&self) -> u64 {
         let is_step = |event: &&Event| matches!(event.change, Change::Step { .. });
         let first_step = self.events.iter().find(is_step).filter(|_| self.is_cut);
         first_step.or(self.events.front()).map_or(0, |event| event.time_ns)
@@ -92,7 +92,7 @@ impl BlockRing {
     /// Returns the blocks of a book since the first whole step in the ring. `live`: all its rows now. `tracked`: its tracked
     /// bytes now.
     pub fn blocks(&self, book: u8, live: impl Iterator<Item = OwnBytes>, tracked: i64) -> Blocks {
-        let from_ns = self.from_ns();
+        let from_ns = self.begin_ns();
         let to_ns = self.events.back().map_or(0, |event| event.time_ns);
         let mut found = Blocks { from_ns, to_ns, is_cut: self.is_cut, ..Blocks::default() };
         // Times at which the rows got their present bytes.
