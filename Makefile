@@ -22,7 +22,7 @@ build deb rpm tarball image wheel bench: export CARGO_ENCODED_RUSTFLAGS := $(PLA
 .PHONY: install uninstall deb rpm tarball image sizes reproducible deny advisories
 
 build:
-	$(CARGO) build --release --locked -p gpumemd -p gpumemctl -p gpumem-agent
+	$(CARGO) build --release --locked -p gpumemd -p gpumemctl -p gpumem-mcp -p gpumem-agent
 
 # The simulated GPU machine, and a program that trains on it (or on a real GPU).
 fake-gpu:
@@ -34,7 +34,7 @@ fake-gpu:
 # faster than `release`.
 demo:
 	@tests/tools/surroundings.sh demo
-	$(CARGO) build --profile demo --locked -p gpumemd -p gpumemctl -p gpumem-agent
+	$(CARGO) build --profile demo --locked -p gpumemd -p gpumemctl -p gpumem-mcp -p gpumem-agent
 	@$(MAKE) -s fake-gpu
 	@tests/demo.sh $(TARGET)/demo $(FAKE)
 

@@ -8,7 +8,7 @@ import subprocess
 from typing import Any, Dict, List, Set
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PROGRAMS = {"gpumemd": "gpumemd", "gpumemctl": "gpumemctl", "libgpumem.so": "gpumem-agent"}
+PROGRAMS = {"gpumemd": "gpumemd", "gpumemctl": "gpumemctl", "gpumem-mcp": "gpumem-mcp", "libgpumem.so": "gpumem-agent"}
 
 
 class Crates:

@@ -38,7 +38,7 @@ install -m 644 "$debian/lintian-overrides" "$share/lintian/overrides/gpumemd"
 mkdir -p "$work/shlibs/debian"
 printf 'Source: gpumemd\n\nPackage: gpumemd\nArchitecture: any\n' > "$work/shlibs/debian/control"
 depends=$( cd "$work/shlibs" && dpkg-shlibdeps -O "-S$tree" -e "$tree/usr/bin/gpumemd" -e "$tree/usr/bin/gpumemctl" \
-  -e "$library/agent/libgpumem.so" 2> "$work/shlibs/said" ) || { cat "$work/shlibs/said" >&2; exit 1; }
+  -e "$tree/usr/bin/gpumem-mcp" -e "$library/agent/libgpumem.so" 2> "$work/shlibs/said" ) || { cat "$work/shlibs/said" >&2; exit 1; }
 depends=${depends#shlibs:Depends=}
 
 meta=$tree/DEBIAN

@@ -52,7 +52,7 @@ debian() { # FOLDER: deb:NAME=VERSION of what has documents there
     chroot "$work/base" /usr/bin/busybox --install -s /usr/bin
     own=$context/root/usr
     "$root/packaging/sbom.py" pkg:oci/gpumemd "$VERSION" "gpumemd=$own/bin/gpumemd" "gpumemctl=$own/bin/gpumemctl" \
-      "libgpumem.so=$own/lib/gpumem/$VERSION/libgpumem.so" $(debian "$work/base/usr/share/doc") > "$work/sbom"
+      "gpumem-mcp=$own/bin/gpumem-mcp" "libgpumem.so=$own/lib/gpumem/$VERSION/libgpumem.so" $(debian "$work/base/usr/share/doc") > "$work/sbom"
     cp "$work/sbom" "$own/share/doc/gpumem/sbom.cdx.json"
     rm -rf "$work"/base/dev/* "$work"/base/usr/share/doc "$work"/base/usr/share/man "$work"/base/usr/share/info \
       "$work"/base/usr/share/lintian "$work"/base/var/lib/apt "$work"/base/var/lib/dpkg "$work"/base/var/cache/apt \

@@ -7,7 +7,7 @@
 # PREFIX (/usr/local), DESTDIR, SYSCONFDIR (/etc; PREFIX/etc below other prefixes than /usr and /usr/local), VERSION (the workspace's),
 # AT: where PREFIX will be when the programs run, if not there. STRIP=no keeps symbols.
 #
-#     bin/gpumemd, gpumemctl                lib/gpumem/VERSION/libgpumem.so, lib/gpumem/current -> VERSION
+#     bin/gpumemd, gpumemctl, gpumem-mcp    lib/gpumem/VERSION/libgpumem.so, lib/gpumem/current -> VERSION
 #     include/gpumem.h                      lib/gpumem/versions: lists and removes them
 #     share/man, bash-completion, zsh, fish lib/systemd/system, lib/sysusers.d, lib/tmpfiles.d
 #     share/doc/gpumem/                     rules, prometheus, grafana, kubernetes, slurm, systemd (drop-ins), the documents;
@@ -52,11 +52,12 @@ tree() { # FROM TO
 
 install_all() {
   programs=$1
-  for name in gpumemd gpumemctl libgpumem.so; do
+  for name in gpumemd gpumemctl gpumem-mcp libgpumem.so; do
     [ -e "$programs/$name" ] || { echo "$programs/$name is not there: make build" >&2; exit 1; }
   done
   program "$programs/gpumemd" "$prefix/bin/gpumemd"
   program "$programs/gpumemctl" "$prefix/bin/gpumemctl"
+  program "$programs/gpumem-mcp" "$prefix/bin/gpumem-mcp"
   program "$programs/libgpumem.so" "$library/$VERSION/libgpumem.so"
   chmod 644 "$library/$VERSION/libgpumem.so"
   put 755 "$root/packaging/versions" "$library/versions"
@@ -92,7 +93,8 @@ install_all() {
   if "$root/packaging/third_party.py" > "$scratch" 2> /dev/null; then
     put 644 "$scratch" "$documents/third-party.txt"
     "$root/packaging/sbom.py" "${PURL-pkg:generic/gpumemd}" "$VERSION" "gpumemd=$prefix/bin/gpumemd" \
-      "gpumemctl=$prefix/bin/gpumemctl" "libgpumem.so=$library/$VERSION/libgpumem.so" > "$scratch"
+      "gpumemctl=$prefix/bin/gpumemctl" "gpumem-mcp=$prefix/bin/gpumem-mcp" \
+      "libgpumem.so=$library/$VERSION/libgpumem.so" > "$scratch"
     put 644 "$scratch" "$documents/sbom.cdx.json"
   else
     echo "left out, for want of python3, cargo or the crates' sources: third-party.txt, sbom.cdx.json" >&2
@@ -102,7 +104,8 @@ install_all() {
 
 uninstall_all() {
   if [ -x "$library/versions" ]; then "$library/versions" drop; fi
-  rm -f "$prefix/bin/gpumemd" "$prefix/bin/gpumemctl" "$prefix/include/gpumem.h" "$library/versions" "$library/current"
+  rm -f "$prefix/bin/gpumemd" "$prefix/bin/gpumemctl" "$prefix/bin/gpumem-mcp" "$prefix/include/gpumem.h" \
+    "$library/versions" "$library/current"
   rm -f "$prefix"/share/man/man8/gpumemd.8 "$prefix"/share/man/man1/gpumemctl.1 "$prefix"/share/man/man1/gpumemctl-*.1
   rm -f "$prefix/share/bash-completion/completions/gpumemctl" "$prefix/share/zsh/site-functions/_gpumemctl" \
     "$prefix/share/fish/vendor_completions.d/gpumemctl.fish"

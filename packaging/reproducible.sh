@@ -60,8 +60,8 @@ for one in $first; do
   diff -rq "$one.d" "$two.d" || true
 done
 [ $differ = 0 ] || exit 1
-for program in "$out"/one/target/release/gpumemd "$out"/one/target/release/gpumemctl "$out"/one/target/release/libgpumem.so \
-  "$out"/one/target/wheel-programs/gpumemd "$out"/one/target/wheel-programs/gpumemctl; do
+for program in "$out"/one/target/release/gpumemd "$out"/one/target/release/gpumemctl "$out"/one/target/release/gpumem-mcp \
+  "$out"/one/target/release/libgpumem.so "$out"/one/target/wheel-programs/gpumem*; do
   if strings -a "$program" | grep -F -e "$HOME/" -e "$out"; then
     echo "$program has paths of this machine" >&2
     exit 1

@@ -2,7 +2,7 @@
 """Prints the components of the programs as CycloneDX 1.6 in JSON: every crate with its licence and checksum, SQLite, Rust's
 standard library, and the programs with their checksums. The same files give the same bytes.
 
-    sbom.py NAME VERSION gpumemd=FILE gpumemctl=FILE libgpumem.so=FILE [deb:NAME=VERSION ...]
+    sbom.py NAME VERSION gpumemd=FILE gpumemctl=FILE gpumem-mcp=FILE libgpumem.so=FILE [deb:NAME=VERSION ...]
 
 NAME: a package URL such as `pkg:deb/debian/gpumemd` or `pkg:pypi/gpumem`. deb: a Debian package in the image.
 """

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Builds the wheel: the package, the agent and both programs, so that ``pip install`` without root installs everything.
+"""Builds the wheel: the package, the agent and the programs, so that ``pip install`` without root installs everything.
 
     build_wheel.py [--out FOLDER] [--programs FOLDER] [--profile NAME] [--no-strip]
     build_wheel.py --programs-only [--profile NAME]
 
-Without ``--programs`` gpumemd, gpumemctl and libgpumem.so are first built for old systems (wheel/old_glibc.c), which
+Without ``--programs`` gpumemd, gpumemctl, gpumem-mcp and libgpumem.so are first built for old systems (wheel/old_glibc.c), which
 needs cargo and a C compiler. With it, the given files are used unchanged. The wheel's tag states the glibc version that
 the files require. The same files give the same wheel, byte for byte.
 
     gpumem/...                                the package, with libgpumem.so
-    gpumem-V.data/scripts/gpumemd, gpumemctl  on PATH
+    gpumem-V.data/scripts/gpumemd, gpumemctl, gpumem-mcp  on PATH
         gpumem-V.data/data/lib/gpumem/V/libgpumem.so  where gpumemctl finds it: ../lib/gpumem/V
         gpumem-V.dist-info/sboms/gpumem.cdx.json      list of components
 """
@@ -32,7 +32,7 @@ from typing import Dict, List, Tuple
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-PROGRAMS = ("gpumemd", "gpumemctl")
+PROGRAMS = ("gpumemd", "gpumemctl", "gpumem-mcp")
 LIBRARY = "libgpumem.so"
 
 #: Highest glibc version that programs built here may require.

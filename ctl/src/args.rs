@@ -52,6 +52,8 @@ pub(crate) enum Command {
     /// Replay a recording or a PyTorch memory snapshot under other allocator settings
     #[command(name = "whatif")]
     WhatIf(WhatIf),
+    /// Serve reports and advice to language models, by the Model Context Protocol
+    Mcp,
     /// Check the installation and a process, and suggest fixes
     Doctor(Doctor),
     /// List the stored runs

@@ -59,6 +59,7 @@ fn run(cli: args::Cli) -> anyhow::Result<u8> {
         args::Command::WhatIf(whatif) => command::whatif::run(&whatif),
         args::Command::Import(import) => command::import::run(&import),
         args::Command::Record(record) => command::requests::record(&record),
+        args::Command::Mcp => command::requests::mcp(),
         args::Command::Report(report) => command::report::run(&report),
         args::Command::Oom(oom) => command::report::oom(&oom),
         args::Command::Why(why) => command::why::run(&why),

@@ -27,6 +27,7 @@ mod live_doctor;
 mod live_doctor_process;
 mod live_ends;
 mod live_faults;
+mod mcp;
 mod nvidia;
 mod ooms;
 mod operators;

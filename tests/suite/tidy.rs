@@ -65,6 +65,7 @@ fn dependencies_flow_one_way() {
         "gpumem-replay",
         "gpumemd",
         "gpumemctl",
+        "gpumem-mcp",
     ];
     const LOW: [&str; 3] = ["gpumem-wire", "gpumem-model", "gpumem-ledger"];
     let with_low = |more: &[&'static str]| [&LOW, more].concat();
@@ -80,6 +81,7 @@ fn dependencies_flow_one_way() {
         ("import", with_low(&["gpumem-runs", "gpumem-report", "gpumem-replay"])),
         ("daemon", with_low(&["gpumem-runs", "gpumem-report"])),
         ("ctl", with_low(&["gpumem-runs", "gpumem-report", "gpumem-import", "gpumem-replay"])),
+        ("ctl/mcp", vec![]),
     ];
     for (krate, allowed) in allowed {
         for dependency in dependencies(krate).iter().filter(|name| ours.contains(&name.as_str())) {

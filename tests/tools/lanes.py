@@ -183,7 +183,7 @@ def copies_for_everybody(scratch):
     folder = pathlib.Path(scratch, "programs")
     ours = TARGET / "debug"
     (folder / "ours").mkdir(parents=True)
-    for name in ("gpumemd", "gpumemctl", "libgpumem.so"):
+    for name in ("gpumemd", "gpumemctl", "gpumem-mcp", "libgpumem.so"):
         shutil.copy2(ours / name, folder / "ours" / name)
     shutil.copytree(TARGET / "fake-gpu", folder / "fake-gpu", symlinks=True)
     return folder

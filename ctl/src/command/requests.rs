@@ -1,4 +1,5 @@
-//! Commands that send one request to the daemon: `gpumemctl mark NAME [PID|all]`, `record PID VERB` and `nvml release`.
+//! Commands that send one request to the daemon: `gpumemctl mark NAME [PID|all]`, `record PID VERB` and `nvml release`;
+//! and `gpumemctl mcp`, which becomes the program gpumem-mcp.
 
 use crate::args::{Mark, Nvml, NvmlCommand, Pid, Record, Verb};
 use crate::client::{Daemon, RunSelector};
@@ -7,6 +8,8 @@ use crate::output::print;
 use crate::when::When;
 use anyhow::Result;
 use gpumem_model::escape::{escape, quoted};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 
 /// Sets a mark at the present moment in the runs of live processes.
 pub(crate) fn mark(args: &Mark) -> Result<()> {
@@ -68,4 +71,15 @@ pub(crate) fn nvml(args: &Nvml) -> Result<()> {
     print(&format!(
         "NVML is closed for {seconds} s: GPUs can be reset and MIG changed; used is unknown until then\n"
     ))
+}
+
+/// Executes gpumem-mcp, which is beside this program or in PATH. Returns only if that fails.
+pub(crate) fn mcp() -> Result<()> {
+    const NAME: &str = "gpumem-mcp";
+    let beside =
+        std::env::current_exe().ok().map(|own| own.with_file_name(NAME)).filter(|path| path.is_file());
+    let error = beside.map_or_else(|| Command::new(NAME), Command::new).exec();
+    Err(Kind::Other.error(format!(
+        "{NAME} cannot be executed: {error}; install it beside gpumemctl or in PATH, as gpumemd's packages do"
+    )))
 }

@@ -11,7 +11,7 @@ const COPIES: &str = "GPUMEM_TEST_PROGRAMS";
 /// Folders of the built programs.
 #[derive(Debug)]
 pub struct Programs {
-    /// gpumemd, gpumemctl, libgpumem.so.
+    /// gpumemd, gpumemctl, gpumem-mcp, libgpumem.so.
     pub ours: PathBuf,
     /// `lib/` with the fake driver, `bin/` with its tool and the programs that run on it.
     pub fake: PathBuf,
@@ -38,7 +38,9 @@ pub fn programs() -> &'static Programs {
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let mut build = Command::new(cargo);
         build.args(["build", "--locked", "--quiet", "--profile", &profile]);
-        build.args(["-p", "gpumemd", "-p", "gpumemctl", "-p", "gpumem-agent"]).current_dir(root());
+        build
+            .args(["-p", "gpumemd", "-p", "gpumemctl", "-p", "gpumem-mcp", "-p", "gpumem-agent"])
+            .current_dir(root());
         run(&mut build);
         Programs { ours, fake: fake().to_owned() }
     })

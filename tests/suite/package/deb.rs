@@ -215,19 +215,23 @@ fn make_install_has_the_same_layout_and_takes_all_of_it_away() {
     done(Command::new("dpkg-deb").arg("-x").arg(package()).arg(&unpacked));
     let below = |folder: &Path, library: &str| {
         let of = |path: &str| folder.join("usr").join(path);
-        let [daemon, ctl, library] =
-            [of("bin/gpumemd"), of("bin/gpumemctl"), of(&format!("lib/gpumem/{library}/libgpumem.so"))];
+        let [daemon, ctl, mcp, library] = [
+            of("bin/gpumemd"),
+            of("bin/gpumemctl"),
+            of("bin/gpumem-mcp"),
+            of(&format!("lib/gpumem/{library}/libgpumem.so")),
+        ];
         let reported = std::fs::read(of("share/doc/gpumem/sbom.cdx.json")).expect("a list of parts");
-        (reported, daemon, ctl, library)
+        (reported, daemon, ctl, mcp, library)
     };
     for (folder, library, purl) in
         [(&folder.0, VERSION, "pkg:generic/gpumemd"), (&unpacked, "agent", "pkg:deb/debian/gpumemd")]
     {
-        let (reported, daemon, ctl, library) = below(folder, library);
+        let (reported, daemon, ctl, mcp, library) = below(folder, library);
         sbom::check(
             &reported,
             purl,
-            &[("gpumemd", &daemon), ("gpumemctl", &ctl), ("libgpumem.so", &library)],
+            &[("gpumemd", &daemon), ("gpumemctl", &ctl), ("gpumem-mcp", &mcp), ("libgpumem.so", &library)],
         );
     }
     // Where Debian wants something elsewhere, or postinst makes it.
@@ -315,9 +319,9 @@ fn image_serves_metrics_and_supports_init_containers() {
     // The list of components matches the installed files: programs and Debian packages.
     let reported = words(&mut run(&[], &["cat", "/usr/share/doc/gpumem/sbom.cdx.json"]));
     let place = PathBuf::from(words(buildah("mount").arg(&container))).join("usr");
-    let files =
-        ["bin/gpumemd", "bin/gpumemctl", "lib/gpumem/current/libgpumem.so"].map(|file| place.join(file));
-    let names = ["gpumemd", "gpumemctl", "libgpumem.so"];
+    let files = ["bin/gpumemd", "bin/gpumemctl", "bin/gpumem-mcp", "lib/gpumem/current/libgpumem.so"]
+        .map(|file| place.join(file));
+    let names = ["gpumemd", "gpumemctl", "gpumem-mcp", "libgpumem.so"];
     let named: Vec<(&str, &Path)> = names.into_iter().zip(files.iter().map(PathBuf::as_path)).collect();
     sbom::check(reported.as_bytes(), "pkg:oci/gpumemd", &named);
     let libc = words(&mut run(&[], &["/bin/sh", "-c", "/lib/*-linux-gnu/libc.so.6"]));

@@ -100,7 +100,7 @@ fn rpm_is_reproducible_and_has_the_files_of_the_debian_package() {
     done(Command::new("dpkg-deb").arg("-x").arg(package()).arg(&debian));
     let of = |path: &str| ours.join("usr").join(path);
     let list = std::fs::read(of("share/doc/gpumem/sbom.cdx.json")).expect("a list of components");
-    let programs = ["gpumemd", "gpumemctl"].map(|name| (name, of("bin").join(name)));
+    let programs = ["gpumemd", "gpumemctl", "gpumem-mcp"].map(|name| (name, of("bin").join(name)));
     let library = ("libgpumem.so", of("lib/gpumem/agent/libgpumem.so"));
     let named: Vec<(&str, &Path)> =
         programs.iter().chain([&library]).map(|(name, path)| (*name, path.as_path())).collect();

@@ -147,12 +147,16 @@ fn pip_install_is_a_complete_installation() {
     let reported = std::fs::read(unpacked.join(format!("{stem}.dist-info/sboms/gpumem.cdx.json")))
         .expect("a list of parts");
     let program = |name: &str| unpacked.join(format!("{stem}.data/scripts/{name}"));
-    let (daemon, ctl, library) =
-        (program("gpumemd"), program("gpumemctl"), unpacked.join("gpumem/libgpumem.so"));
+    let (daemon, ctl, mcp, library) = (
+        program("gpumemd"),
+        program("gpumemctl"),
+        program("gpumem-mcp"),
+        unpacked.join("gpumem/libgpumem.so"),
+    );
     sbom::check(
         &reported,
         "pkg:pypi/gpumem",
-        &[("gpumemd", &daemon), ("gpumemctl", &ctl), ("libgpumem.so", &library)],
+        &[("gpumemd", &daemon), ("gpumemctl", &ctl), ("gpumem-mcp", &mcp), ("libgpumem.so", &library)],
     );
     std::fs::write(home.path("train.py"), TRAIN).expect("written");
     done(home.command("python3").args(["-m", "venv", "venv"]));
@@ -183,11 +187,15 @@ fn pip_install_is_a_complete_installation() {
     assert!(all.iter().all(|line| text.lines().any(|other| other == *line)), "{text}");
 
     done(home.command(bin.join("pip")).args(["uninstall", "--quiet", "--yes", "gpumem"]));
-    let left: Vec<_> =
-        ["bin/gpumemd", "bin/gpumemctl", concat!("lib/gpumem/", env!("CARGO_PKG_VERSION"), "/libgpumem.so")]
-            .into_iter()
-            .filter(|name| home.path("home/venv").join(name).exists())
-            .collect();
+    let left: Vec<_> = [
+        "bin/gpumemd",
+        "bin/gpumemctl",
+        "bin/gpumem-mcp",
+        concat!("lib/gpumem/", env!("CARGO_PKG_VERSION"), "/libgpumem.so"),
+    ]
+    .into_iter()
+    .filter(|name| home.path("home/venv").join(name).exists())
+    .collect();
     assert!(left.is_empty(), "{left:?}");
 }
 
@@ -204,7 +212,7 @@ fn new_glibc_symbols_are_replaced() {
             .any(|word| replaced.contains(word))
     };
     let mut seen = 0;
-    for program in ["gpumemd", "gpumemctl"] {
+    for program in ["gpumemd", "gpumemctl", "gpumem-mcp"] {
         let reported = done(Command::new("objdump").arg("-T").arg(programs().ours.join(program)));
         for (version, name) in
             reported.lines().filter_map(|line| line.split_once("GLIBC_2.")?.1.split_once(' '))
