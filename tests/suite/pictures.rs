@@ -283,8 +283,10 @@ fn labels_do_not_overlap() {
     ];
     let drawing = bars(&odd);
     check_words(&drawing, "odd bars");
-    let reported =
-        drawing.items.iter().any(|item| matches!(item, Item::Text(text) if text.text.contains("2 bytes")));
+    let reported = drawing
+        .items
+        .iter()
+        .any(|item| matches!(item, Item::Text(text) if text.text.contains("parts add up to 7 bytes")));
     assert!(reported, "a bar that does not add up is reported");
 }
 

@@ -343,14 +343,14 @@ fn times_in_which_the_agent_was_blind_are_told() {
         text.contains("BLOCKED by torch.profiler: allocations are not seen while it holds CUPTI"),
         "{text}"
     );
-    assert!(text.contains("torch.profiler held CUPTI +4.0 s to now"), "{text}");
+    assert!(text.contains("the longest +4.0 s to now: torch.profiler held CUPTI"), "{text}");
     said.agent(KEY, 16 * s, 0, agent(AgentState::Late, 0, ""));
     let run = said.run();
     assert_eq!((run.coverage.blind.len(), run.coverage.blind_count, run.coverage.blind_ns), (2, 2, 13 * s));
     assert!(run.coverage.blind_doubt && run.coverage.partial_state && !run.coverage.late);
     let text = head_of(&run);
     let told = "covered since start, 1 allocation of 104,857,600 bytes, 0 events lost, 0 records rejected, no NVML sample, \
-                blind 13.0 s in 2 times, the longest: torch.profiler held CUPTI +4.0 s to +16.0 s";
+                blind for 13.0 s in 2 intervals, the longest +4.0 s to +16.0 s: torch.profiler held CUPTI";
     assert!(text.contains(told) && !text.contains("BLOCKED"), "{text}");
     assert!(text.contains("PARTIAL: sums and peak are not exact"), "{text}");
 

@@ -112,7 +112,13 @@ fn a_store_that_stands_still_costs_bounded_memory_and_holds_nobody_up() {
     // Requests return the runs in memory, and after a while without waiting.
     let told = |words: &str| daemon.doctor().iter().any(|(_, text)| text.contains(words));
     wait_for("the doctor to say so", || told("its disk has not answered for").then_some(()));
-    assert!(told(&format!("{dropped} runs were never stored")), "{:?}", daemon.doctor());
+    assert!(
+        told(&format!(
+            "runs were never stored: too many or too large ones waited while the store was slow or not writable: {dropped} since the start"
+        )),
+        "{:?}",
+        daemon.doctor()
+    );
     assert!(living.allocate(), "agents go on");
     let began = std::time::Instant::now();
     for _ in 0..5 {
