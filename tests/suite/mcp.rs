@@ -222,7 +222,7 @@ fn wrong_calls_are_errors_with_a_next_step() {
     let answer = client.call("report", json!({ "run": "--output=written" }));
     assert!(answer.is_error && !machine.dir.join("written").exists(), "{:?}", answer.texts);
 
-    // Lines that are no message are ignored, or refused without an id.
+    // Lines that are not a message are ignored, or refused without an id.
     client.send(&[&vec![b'x'; 1 << 20][..], b"\n\xff\xfe\n\n{\"jsonrpc\":\n"].concat());
     assert!(client.call("processes", json!({})).error().contains("no daemon answers"));
     client.send(b"[]\n");
