@@ -67,6 +67,7 @@ install_all() {
   mkdir -p "$prefix/share"
   "$programs/gpumemctl" generate "$prefix/share"
   put 644 "$root/packaging/gpumemd.8" "$prefix/share/man/man8/gpumemd.8"
+  put 644 "$root/packaging/gpumem-mcp.1" "$prefix/share/man/man1/gpumem-mcp.1"
 
   # Units name their programs by absolute paths.
   scratch=$(mktemp)
@@ -106,7 +107,8 @@ uninstall_all() {
   if [ -x "$library/versions" ]; then "$library/versions" drop; fi
   rm -f "$prefix/bin/gpumemd" "$prefix/bin/gpumemctl" "$prefix/bin/gpumem-mcp" "$prefix/include/gpumem.h" \
     "$library/versions" "$library/current"
-  rm -f "$prefix"/share/man/man8/gpumemd.8 "$prefix"/share/man/man1/gpumemctl.1 "$prefix"/share/man/man1/gpumemctl-*.1
+  rm -f "$prefix"/share/man/man8/gpumemd.8 "$prefix"/share/man/man1/gpumemctl.1 \
+    "$prefix"/share/man/man1/gpumemctl-*.1 "$prefix/share/man/man1/gpumem-mcp.1"
   rm -f "$prefix/share/bash-completion/completions/gpumemctl" "$prefix/share/zsh/site-functions/_gpumemctl" \
     "$prefix/share/fish/vendor_completions.d/gpumemctl.fish"
   rm -f "$prefix"/lib/systemd/system/gpumemd.service "$prefix"/lib/systemd/system/gpumemd-*.socket \

@@ -308,7 +308,7 @@ fn incompatible_libcupti_is_replaced_by_the_next() {
     // A library that accepts the subscription and delivers no callbacks.
     let mut deaf = node.program(&[("GPUMEM_SIM_CUPTI", "enable:35")]);
     deaf.does("init", "init 0");
-    node.until_doctor_says(&deaf, "no permission to use CUPTI, code 35: it delivers no allocations");
+    node.until_doctor_says(&deaf, "no permission to use CUPTI; it delivers no allocations");
     deaf.does("subscribe prof", "subscribe 0");
 }
 

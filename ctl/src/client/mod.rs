@@ -193,7 +193,7 @@ impl Daemon {
         const OWN: &str = env!("CARGO_PKG_VERSION");
         let at = self.socket.path.display();
         Kind::OtherVersion.error(format!(
-            "the daemon at {at} {what}; is it of another version than this gpumemctl {OWN}? restart it after an update"
+            "the daemon at {at} {what}; is it of another version than this gpumemctl {OWN}? restart the daemon after an update"
         ))
     }
 }

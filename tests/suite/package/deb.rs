@@ -78,7 +78,7 @@ fn package_is_complete_and_removed_completely() {
                  { zcat $page | groff -man -Tutf8 -ww -z; basename $page .gz; }; done 2>&1";
     let pages: BTreeSet<String> = root.sh(pages).lines().map(str::to_owned).collect();
     let mut wanted: BTreeSet<String> =
-        ["gpumemctl.1", "gpumemctl-nvml-release.1", "gpumemd.8"].map(str::to_owned).into();
+        ["gpumemctl.1", "gpumemctl-nvml-release.1", "gpumemd.8", "gpumem-mcp.1"].map(str::to_owned).into();
     let help = root.sh("gpumemctl --help");
     let commands = help.lines().skip_while(|line| !line.ends_with("ommands:"));
     let commands = commands.take_while(|line| *line != "Options:");

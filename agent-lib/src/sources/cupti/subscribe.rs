@@ -126,7 +126,7 @@ fn subscribe(api: &Api) -> Result<SubscriberHandle, (CuptiResult, String)> {
     enable(api, handle).map_err(|result| {
         // SAFETY: the agent's own handle, which is not used again.
         unsafe { (api.unsubscribe)(handle) };
-        (result, format!(", code {result}: it delivers no allocations"))
+        (result, "; it delivers no allocations".to_owned())
     })?;
     Ok(handle)
 }

@@ -156,7 +156,7 @@ pub(super) fn cupti(driver: Option<&Driver>) -> Finding {
     let add = |state, text: String, fix| finding(Check::AgentCupti, state, "libcupti", text, fix);
     let Some(path) = find_cupti() else {
         let text = "is in none of the usual folders; programs that bring their own, as PyTorch's wheels do, are covered";
-        let fix = "pip install nvidia-cuda-cupti, or add the toolkit's extras/CUPTI to LD_LIBRARY_PATH";
+        let fix = "pip install nvidia-cuda-cupti, or add the toolkit's extras/CUPTI/lib64 to LD_LIBRARY_PATH";
         return add(State::Warn, text.into(), fix);
     };
     let name = path.file_name().unwrap_or_default().to_string_lossy();

@@ -77,10 +77,10 @@ pub(crate) fn one(id: &str, members: &[Member], sum: &Sum, source: &str) -> Stri
     out
 }
 
-/// Returns a title such as `job bert (slurm 8812; alice): 12 processes on 3 nodes, 12 of 12 ranks`.
+/// Returns a title such as `job bert (slurm 8812; user alice): 12 processes on 3 nodes, 12 of 12 ranks`.
 fn title(id: &str, members: &[Member], sum: &Sum) -> String {
     let mut about = Vec::new();
-    for (key, word) in [("job", "job "), ("slurm_job", "slurm "), ("user", "")] {
+    for (key, word) in [("job", "job "), ("slurm_job", "slurm "), ("user", "user ")] {
         let values = owner_names(members, key);
         // Processes of any user may claim the job's name, so the title tells if there are several users.
         if let Some(value) = values.first().filter(|value| **value != id) {

@@ -106,7 +106,7 @@ fn check_layers(process: &ProcessView, out: &mut Findings<'_>) {
     }
 }
 
-fn seconds(ns: u64) -> String {
+pub(super) fn seconds(ns: u64) -> String {
     match ns as f64 / 1e9 {
         s if s < 120.0 => format!("{s:.1} s"),
         s => format!("{:.0} min", s / 60.0),
@@ -128,7 +128,7 @@ fn blocked_finding(blocked: &Blocked, now_ns: u64) -> (String, &'static str) {
         return (text, remedy);
     }
     let code = if blocked.result == 0 { String::new() } else { format!(" (code {})", blocked.result) };
-    let text = format!("{by}{code}, for {since}: allocations are not seen");
+    let text = format!("allocations have not been seen for {since}: {by}{code}");
     let remedy = match blocked.result {
         0 if by.starts_with("CUPTI was") => {
             "no action: the agent subscribes again; without TEARDOWN_CUPTI=1 this does not happen"
@@ -201,7 +201,12 @@ mod tests {
         let codes = [0, 2, 15, 23, 35, 41, 43, 45, 47, 999];
         for code in codes {
             let (text, remedy) = blocked(code, "why");
-            assert!(text.starts_with("why") && text.contains("not seen") && !remedy.is_empty(), "{text}");
+            assert!(
+                text.contains("why")
+                    && text.starts_with("allocations have not been seen for ")
+                    && !remedy.is_empty(),
+                "{text}"
+            );
             assert_eq!(text.contains("(code "), code != 0, "{text}");
         }
         assert!(blocked(0, "CUPTI was finalized by another client").1.contains("TEARDOWN_CUPTI"));

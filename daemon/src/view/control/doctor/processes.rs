@@ -1,5 +1,6 @@
 //! Makes the findings that count processes with incomplete data, and name those with the most memory.
 
+use super::coverage::seconds;
 use super::finding::{finding, limit, mib};
 use crate::config::Tenants;
 use crate::view::Viewer;
@@ -92,11 +93,11 @@ fn used(process: &ProcessView) -> u64 {
 }
 
 fn blocked_text(blocked: &Blocked, now_ns: u64) -> String {
-    let since_s = now_ns.saturating_sub(blocked.since_ns) / 1_000_000_000;
+    let since = seconds(now_ns.saturating_sub(blocked.since_ns));
     let by = match (blocked.by.as_str(), blocked.result) {
         ("", SUBSCRIPTION_HELD) => "another CUPTI client".to_owned(),
         ("", result) => format!("CUPTI answers {result}"),
         (by, _) => by.to_owned(),
     };
-    format!("its allocations have not been visible for {since_s} s: {by}")
+    format!("its allocations have not been seen for {since}: {by}")
 }
