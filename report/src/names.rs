@@ -93,8 +93,8 @@ pub(crate) fn group(path: &str, depth: usize, starred: bool) -> String {
     path.split('/').take(depth).map(component).collect::<Vec<_>>().join("/")
 }
 
-/// Returns a group for each cell with a tag: the deepest paths whose number fits into a table. If these are too few, deeper paths
-/// with numbers replaced by `*`.
+/// Returns a group for each cell with a tag: its path, cut to the greatest depth at which at most [`MOST_GROUPS`] paths differ. If
+/// these are fewer than [`FEW_GROUPS`], deeper paths whose parts of digits are replaced by `*`.
 pub(super) fn rolled_up(run: &Run) -> Vec<Option<String>> {
     let moments = run.devices.iter().flat_map(|device| [&device.last, &device.peak]);
     let held = moments.flat_map(|moment| moment.amounts.iter());

@@ -48,7 +48,7 @@ fn counters(own: &ProgramData) -> String {
 
 fn ranges(own: &ProgramData, clock: Clock) -> String {
     let mut table = Table::of_numbers(1, 7);
-    table.row(["range, with nested ones", "count", "total", "min", "max", "mean", "open"]);
+    table.row(["range (with nested)", "count", "total", "min", "max", "mean", "open"]);
     for range in by_total(own) {
         let lengths = lengths(range, clock).map(|length| length.unwrap_or("-".to_owned()));
         let begin = [shorten(&title_of(range), WIDTH, true), thousands(range.count)];
@@ -108,7 +108,7 @@ pub(super) fn line(run: &Run) -> Option<String> {
     let own = &run.own;
     let counters = own.counters.iter();
     let counters = counters
-        .map(|counter| format!("{} {}", shorten(&name_of(counter), SHORT, true), thousands(counter.value)));
+        .map(|counter| format!("{} = {}", shorten(&name_of(counter), SHORT, true), thousands(counter.value)));
     let scopes = own.ranges.iter().filter(|range| !range.is_step).count() as u64;
     let parts = [
         (!own.counters.is_empty()).then(|| format!("counters: {}", listed(counters, NAMED))),
@@ -221,7 +221,7 @@ evil\\u{1b}[2J         -1        3   -8  70,000  12.3
         assert_eq!(
             ranges(&own, clock),
             "\
-range, with nested ones  count   total       min     max    mean  open
+range (with nested)  count   total       min     max    mean  open
 load/\\u{202e}                3  9.0 ms    2.2 ms  4.5 ms  3.0 ms     1
 load                         2  3.0 ms  750.0 µs  1.5 ms  1.5 ms     1
 never                        0       -         -       -       -     1

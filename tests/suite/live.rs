@@ -69,7 +69,8 @@ fn unknown_devices_are_one_log_line_for_each_process() {
     assert_eq!((&claim["pid"], &claim["devices"]), (&std::process::id().into(), &20.into()), "{ps}");
     let text = daemon.ctl(&machine, &["ps"]).output().expect("gpumemctl runs").stdout;
     let text = String::from_utf8_lossy(&text).into_owned();
-    let lines = text.lines().filter(|line| line.contains("names 20 devices that NVML does not have")).count();
+    let lines =
+        text.lines().filter(|line| line.contains("reports 20 devices that NVML does not have")).count();
     assert_eq!((lines, text.contains("1,048,576")), (1, false), "{text}");
 }
 

@@ -98,7 +98,7 @@ pub(crate) struct Event {
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(crate) struct ThreadAllocatorState {
-    /// Number of address ranges that the driver gave the thread since its last block.
+    /// Number of address ranges that the driver gave the thread since PyTorch last allocated a block on it.
     remembered: AtomicU32,
     /// Number of CUDA events that PyTorch has recorded on the thread since its last report.
     recorded: AtomicU32,

@@ -57,7 +57,7 @@ pub(crate) struct Diff {
     /// Compare the latest samples instead of the peaks
     #[arg(long)]
     pub now: bool,
-    /// Rows of the table [default: the grouping that explains most]
+    /// Rows of the table [default: the grouping that explains most of the difference]
     #[arg(long, value_name = "ROWS", value_parser = words(ROWS), conflicts_with_all = ["json", "csv"])]
     pub by: Option<GroupBy>,
     /// One row for each tag

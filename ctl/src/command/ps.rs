@@ -204,7 +204,7 @@ fn claim_line(claim: &ClaimRow, unit: Unit) -> Line {
         cells: [dash(), pid, user, "claimed".to_owned(), dash(), tracked, dash(), dash()],
         age: dash(),
         command: claim.command.clone().unwrap_or_else(dash),
-        hints: vec![format!("names {devices} that NVML does not have")],
+        hints: vec![format!("reports {devices} that NVML does not have")],
     }
 }
 
@@ -344,7 +344,7 @@ mod tests {
         let line = lines[lines.len() - 2].split_whitespace().collect::<Vec<_>>().join(" ");
         assert_eq!(
             line,
-            r"- 777 eve\u{1b}[2J claimed - 5 - - - claimant (names 64 devices that NVML does not have)"
+            r"- 777 eve\u{1b}[2J claimed - 5 - - - claimant (reports 64 devices that NVML does not have)"
         );
     }
 

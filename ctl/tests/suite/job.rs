@@ -65,7 +65,8 @@ fn a_job_that_is_over_is_told_from_the_store() {
     );
     assert!(!text.contains("  90  ") && !text.contains("  102  ") && text.contains("  103  "), "{text}");
     let (code, why) = failure(&folder.run(&["job", "ernie", "--store", &path.to_string_lossy()]));
-    assert!(code == 3 && why.contains("no job ernie"), "{why}");
+    let searched = format!("no job ernie: searched {}; there are: bert", path.display());
+    assert!(code == 3 && why.contains(&searched), "{why}");
 }
 
 #[test]

@@ -49,11 +49,11 @@ struct Context {
 #[derive(Debug, Default)]
 struct ContextChanges {
     created: Option<Event>,
-    /// Loadable bytes of loaded modules.
+    /// Loadable bytes of the modules that were loaded in the step.
     loaded: u64,
-    /// Loadable bytes of unloaded modules.
+    /// Loadable bytes of the modules that were unloaded in the step.
     unloaded: u64,
-    /// Loadable bytes and event of the largest load or unload.
+    /// Loadable bytes and event of the step's largest load or unload.
     module: Option<(u64, Event)>,
     stack: Option<(u64, Event)>,
     printf: Option<(u64, Event)>,

@@ -37,7 +37,7 @@ pub(super) fn holders(
     let held = named.iter().map(|holder| holder.used_bytes);
     let parts: Vec<i64> = held.chain(beside.iter().map(|(_, bytes)| *bytes)).collect();
     let mut steps = unit.apportion(total, &parts);
-    // The first holder is the process itself. Its row shows the same rounded total as the line on the process's memory below.
+    // The first holder is the process itself. Its row shows the same rounded total as the line `you` below the table.
     if let (Some(own), [first, .., last]) = (own.filter(|own| !own.is_tracked_only), steps.as_mut_slice()) {
         let rounded = unit.round(own.total);
         if parts.first() == Some(&own.total) {

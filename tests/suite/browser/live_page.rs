@@ -181,7 +181,7 @@ fn devices_that_nvml_does_not_have_are_one_line() {
         (Some(1), Some(1))
     );
     for (command, words) in [
-        (["ps"].as_slice(), " (names a device that NVML does not have)"),
+        (["ps"].as_slice(), " (reports a device that NVML does not have)"),
         (&["top", "--once"], "1 process names a device that NVML does not have (gpumemctl ps lists them)"),
     ] {
         let output = place.daemon.ctl(&place.machine, command).output().expect("gpumemctl runs");

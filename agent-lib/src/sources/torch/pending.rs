@@ -156,7 +156,7 @@ impl Core {
     pub(crate) fn record_pending(&self, thread: &Thread, pool: TorchPool<'_>, report: Report) -> bool {
         let (TorchPool { device, id: pool, .. }, address) = (pool, report.address);
         let is_its = |event: &&Event| is_near(event, report.stack);
-        // Checks all events, to find call sites that record other events.
+        // `count` and not `any`: `is_near` also notes the call sites of events that do not belong to a free.
         if thread.torch.events().filter(is_its).count() == 0 {
             return false;
         }

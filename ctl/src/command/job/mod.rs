@@ -73,7 +73,7 @@ fn not_found(id: &str, searched: &str, known: impl Iterator<Item = String>) -> a
     let more = text::and_more(known.len(), SHOWN);
     known.truncate(SHOWN);
     let known = match known.is_empty() {
-        true => "no process of any job uses a GPU there".to_owned(),
+        true => "no process there belongs to a job".to_owned(),
         false => format!("there are: {}{more}", known.join(", ")),
     };
     Kind::NotFound.error(format!("no job {}: {searched}; {known}", escape(id)))

@@ -41,9 +41,14 @@ pub(crate) fn job_on_node(id: &str, args: &Args) -> Result<(Vec<Member>, String)
         if !hidden.is_empty() {
             return Err(job_of_others(id, &hidden));
         }
-        let searched = format!("searched this node and {}", args.source.store.readable()?.display());
-        let members = all_on_node(args).unwrap_or_default().into_iter();
-        return Err(not_found(id, &searched, members.filter_map(|mut member| member.who.remove("job"))));
+        let running = match &daemon {
+            Some(daemon) if args.source.store.words().is_empty() => Some(members_of(daemon)?),
+            _ => None,
+        };
+        let asked = if running.is_some() { "asked the daemon, searched" } else { "searched" };
+        let searched = format!("{asked} {}", args.source.store.readable()?.display());
+        let running = running.into_iter().flatten().filter_map(|mut member| member.who.remove("job"));
+        return Err(not_found(id, &searched, running.chain(report::stored_jobs(&args.source.store)?)));
     }
     Ok((members, from))
 }
@@ -90,7 +95,11 @@ fn instance(reply: &RunReply) -> Option<String> {
 
 /// Returns the processes of all jobs on this node, and those without a job.
 pub(crate) fn all_on_node(args: &Args) -> Result<Vec<Member>> {
-    let ps = Daemon::find(args.source.socket.as_deref())?.ps()?;
+    members_of(&Daemon::find(args.source.socket.as_deref())?)
+}
+
+fn members_of(daemon: &Daemon) -> Result<Vec<Member>> {
+    let ps = daemon.ps()?;
     let rows = ps.processes.iter();
     Ok(rows.filter_map(|row| Some(Member::of_row(row, ps.devices.get(row.device)?))).collect())
 }

@@ -124,6 +124,12 @@ pub(crate) fn stored_runs_of_job(job: &str, store: &StorePath) -> Result<Vec<Run
     Ok(found)
 }
 
+/// Returns the names of the jobs of stored runs.
+pub(crate) fn stored_jobs(store: &StorePath) -> Result<Vec<String>> {
+    let runs = open(store)?.map(|store| store.select(&Filter::default())).transpose()?.unwrap_or_default();
+    Ok(runs.into_iter().filter_map(|selected| selected.job).collect())
+}
+
 /// Returns stored runs whose process ended or ran out of memory around a time.
 pub(crate) fn around(around: TimeWindow, args: &Args) -> Result<Vec<RunReply>> {
     let store = Store::open_read_only(&args.source.store.readable()?)?;
