@@ -89,7 +89,7 @@ pub fn is_sum(tag: &str) -> bool {
     tag.ends_with(SUM)
 }
 
-/// Returns the tag with which category rules are compared: for a group of tags that differ in numbers, the tag with `*`.
+/// Returns the tag without the suffix of a sum of smaller tags. Category rules are compared with the result.
 pub fn without_sum(tag: &str) -> &str {
     tag.strip_suffix(SUM).and_then(|tag| tag.strip_suffix(' ')).unwrap_or(tag)
 }

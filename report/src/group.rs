@@ -85,7 +85,7 @@ pub struct Line {
 }
 
 /// Headings of the amount columns. `predates` is shown only if some row is not zero, `peak` only if some row has it.
-pub(crate) const COLUMNS: [&str; 6] = ["used", "predates", "tracked", "idle", "Untrackable", "peak"];
+pub(crate) const COLUMNS: [&str; 6] = ["used", "predates", "tracked", "idle", "Untrackable", "peak used"];
 const USED: usize = 0;
 const PREDATES: usize = 1;
 const TRACKED: usize = 2;

@@ -26,7 +26,7 @@ contain() {
     run --rm --network none --cgroups=disabled --security-opt seccomp=unconfined -v /usr:/usr:ro -v /dev/shm:/dev/shm \
     -v "$fake:/mnt:ro" -e "GPUMEM_SIM=$GPUMEM_SIM" -e LD_LIBRARY_PATH=/mnt/lib "$@"
 }
-say='echo "pid $$: $(ls -A /run/gpumemd)"; ! touch /run/gpumemd/x 2> /dev/null || echo written; exec /mnt/bin/trainer --steps 30 --step-ms 2'
+say='echo "pid $$: $(ls -A /run/gpumemd)"; ! touch /run/gpumemd/x 2> /dev/null || echo written; exec /mnt/bin/trainer --steps 30 --step-ms 50'
 echo "== cdi"
 contain -e GPUMEM_JOB=cdi --device gpumem.dev/agent=all --rootfs "$image" /bin/sh -c "$say"
 echo "== volumes"

@@ -36,7 +36,7 @@ const EXAMPLES: &[(&str, &str)] = &[
     ("gpumemctl whatif ./run.gpumem", "which allocator settings would have reserved less"),
     ("gpumemctl whatif ./run.gpumem --set expandable_segments:True", "one setting"),
     ("gpumemctl whatif ./snapshot.pickle", "a PyTorch memory snapshot"),
-    ("gpumemctl whatif r7", "a stored run, if the daemon keeps requests"),
+    ("gpumemctl whatif r7", "a stored run, with runs.keep_requests = true"),
     ("gpumemctl mcp", "as the command of a client, which talks to it"),
     ("gpumemctl doctor", "check the installation"),
     ("gpumemctl doctor 4711", "why is a process not covered?"),

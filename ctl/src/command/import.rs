@@ -88,12 +88,12 @@ fn summary(run: &Run, id: &str, new: bool) -> String {
     let coverage = &run.coverage;
     let pid = if run.process.pid == 0 { String::new() } else { format!(" pid {}", run.process.pid) };
     let mut text = format!(
-        "{id}{}  {}{pid}: {}, {} bytes, {} rejected, {}\n",
+        "{id}{}  {}{pid}: {} of {} bytes, {} rejected, {}\n",
         if new { "" } else { " (was there)" },
         label(run),
-        plural(coverage.allocations, "allocation record"),
+        plural(coverage.allocations, "allocation"),
         thousands(coverage.allocated_bytes),
-        thousands(coverage.rejected),
+        plural(coverage.rejected, "record"),
         plural(coverage.samples, "NVML sample"),
     );
     for caveat in run.caveats.iter().filter(|caveat| caveat.code == "rejected_lines") {

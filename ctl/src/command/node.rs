@@ -117,8 +117,12 @@ fn holders(ps: &Ps, index: usize, unit: Unit) -> String {
         let process = &ps.processes[*row];
         let command = process.command.as_deref().map(|command| command_line(command, COMMAND));
         let name = command.or_else(|| process.user.as_deref().map(escape)).unwrap_or_else(|| "-".to_owned());
-        let pid = if process.pid == 0 { String::new() } else { format!(" (pid {})", process.pid) };
-        format!("{name} {}{pid}", used.map_or("-".to_owned(), |steps| unit.print(steps)))
+        let used = used.map_or("-".to_owned(), |steps| unit.print(steps));
+        if process.pid == 0 {
+            format!("{name}: {used}")
+        } else {
+            format!("{name} (pid {}): {used}", process.pid)
+        }
     };
     let mut names: Vec<String> = processes.iter().take(HOLDERS).map(name).collect();
     if processes.len() > HOLDERS {
@@ -202,7 +206,7 @@ mod tests {
     fn holders_findings_and_next_commands_are_listed() {
         let mut ps = machine(1, 1);
         let healthy = text(&ps, None);
-        assert!(healthy.contains("train.py --lr 1 5,000 (pid 100)"), "{healthy}");
+        assert!(healthy.contains("train.py --lr 1 (pid 100): 5,000"), "{healthy}");
         assert!(healthy.contains("\nno problem found in 1 process\n"), "{healthy}");
         ps.findings.push(leak(100));
         let leaking = text(&ps, None);

@@ -74,7 +74,8 @@ fn imports_once_and_reports_by_name() {
     let folder = Folder::new("import");
     let first = stdout(&folder.run(&["import", "tbd-log", &shipped()]));
     assert!(
-        first.starts_with("r1  train.py pid 20417: ") && first.contains(", 0 rejected, 8 NVML samples"),
+        first.starts_with("r1  train.py pid 20417: ")
+            && first.contains(", 0 records rejected, 8 NVML samples"),
         "{first}"
     );
     let again = stdout(&folder.run(&["import", "tbd-log", &shipped()]));
@@ -413,7 +414,7 @@ fn one_bad_file_or_a_closed_pipe_stops_no_import() {
     let output = folder.run(&["import", "tbd-log", &shipped(), &empty, &other]);
     assert_eq!(output.status.code(), Some(4));
     assert!(String::from_utf8_lossy(&output.stderr).contains("empty.log: is empty"));
-    assert_eq!(String::from_utf8_lossy(&output.stdout).matches("allocation records").count(), 2);
+    assert_eq!(String::from_utf8_lossy(&output.stdout).matches("allocations of").count(), 2);
 
     let store = folder.path("piped.sqlite");
     let mut child = command(&["import", "tbd-log", &shipped(), &other, "--store", &store])
@@ -456,8 +457,8 @@ fn progress_bars_hide_no_record() {
         format!("{good}1%|#  | (a)\r[mem] Allocate 1048576 bytes GPU memory (workspace:x).\r2%|## | (b)\n");
     let before = stdout(&folder.run(&["import", "tbd-log", &shipped()]));
     let after = stdout(&folder.run(&["import", "tbd-log", &folder.file("bar.log", bar)]));
-    assert!(before.contains("261 allocation records, 313,034,400 bytes"), "{before}");
-    assert!(after.contains("262 allocation records, 314,082,976 bytes, 0 rejected"), "{after}");
+    assert!(before.contains("261 allocations of 313,034,400 bytes"), "{before}");
+    assert!(after.contains("262 allocations of 314,082,976 bytes, 0 records rejected"), "{after}");
 }
 
 #[test]

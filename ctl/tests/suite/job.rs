@@ -28,6 +28,8 @@ fn ranks_on_this_node_are_summed() {
     other.devices[0].last.amounts[0].1 += 64 << 20;
     other.devices[0].last.tracked_bytes =
         Some(other.devices[0].last.amounts.iter().map(|(_, bytes)| bytes).sum());
+    other.devices[0].peak_used =
+        other.devices[0].peak_used.map(|(bytes, time_ns)| (bytes + (64 << 20), time_ns));
     daemon.runs("?job=bert", &[&rank(101, 0, State::Open), &other, &rank(103, 2, ENDED)]);
     let text = stdout(&folder.run(&["job", "bert"]));
     assert!(text.starts_with("job bert"), "{text}");

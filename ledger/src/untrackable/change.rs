@@ -25,7 +25,7 @@ fn cause_of(what: What) -> Option<Cause> {
     })
 }
 
-/// How the bytes of a step were determined.
+/// How the bytes of a step (a change of the untrackable bytes) were determined.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum BookedAs {
     /// From the change that NVML shows.

@@ -32,7 +32,7 @@ fn clean(name: &str) -> String {
 }
 
 impl Item {
-    /// Returns the change with its names.
+    /// Returns the text of the change. The first untrusted name replaces `{0}` in it.
     pub fn sentence(&self) -> String {
         let name = self.untrusted_names.first().map(|name| clean(name)).unwrap_or_default();
         escape(&self.change).replace("{0}", &name)

@@ -173,7 +173,8 @@ pub fn sum_of_ranks(title: &str, mut runs: Vec<Run>) -> Run {
         sum.state = State::Open;
     }
     for (place, mut run) in runs.into_iter().enumerate() {
-        let name = rank(&run).map_or_else(|| format!("{RANK}- ({place})"), |rank| format!("{RANK}{rank}"));
+        let name =
+            rank(&run).map_or_else(|| format!("{RANK}- (process {place})"), |rank| format!("{RANK}{rank}"));
         sum.coverage.add(&run.coverage);
         let offset = sum.cells.len() as u32;
         run.remap(&|cell| Some(cell.saturating_add(offset)));

@@ -177,7 +177,7 @@ pub(super) fn read_own(db: &Connection, id: i64) -> Result<ProgramData> {
     Stored::read(db, Owner { run: id, device: None }, &format!("run {id} itself"))?.own()
 }
 
-/// Rows of one owner that were read, by name and in the order of seq.
+/// Rows that were read of one owner (a device of a run, or the data of its program): by their column `name`, in the order of `seq`.
 pub(super) struct Stored {
     rows: BTreeMap<String, Vec<Value>>,
     /// Text for messages that names the owner of the rows: `of ...`.

@@ -1,8 +1,8 @@
 //! Walks from the thread's Python state through its frames to the first one that runs a registered code object (codes.rs).
 //!
 //! While a thread is inside of a call, its own frames do not change, whichever thread holds the GIL. So the walk needs no lock
-//! and no reference counts. It reads two words of each frame, code and caller; for a frame with a meaning also a local variable
-//! and its module's type. The walk is bounded and follows only plausible pointers, so a damaged chain ends it.
+//! and no reference counts. It reads two words of each frame, code and caller; for a frame with registered code also a local
+//! variable (a module or an optimizer) and the type of that object. The walk is bounded and follows only plausible pointers, so a damaged chain ends it.
 //!
 //! Special cases:
 //!

@@ -144,7 +144,7 @@ pub(crate) struct RequestSlot {
     last: u64,
     requests: Vec<(u64, RecordingRequest)>,
     replies: Vec<(u64, RecordingReply)>,
-    /// Files that the program has set with `gpumem_configure`.
+    /// Settings that the program has made with `gpumem_configure`: two paths, and the limits of recordings.
     pub(crate) record_file: String,
     pub(crate) dump_file: String,
     pub(crate) limits: RecordingLimits,

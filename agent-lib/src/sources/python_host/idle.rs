@@ -18,7 +18,7 @@ const QUIET_NS: u64 = 200_000_000;
 /// Number of records at the sender's last round, and the time (ns) since which that number has not changed.
 static HEAD: AtomicU64 = AtomicU64::new(0);
 static SINCE_NS: AtomicU64 = AtomicU64::new(0);
-/// Number of records at the end of the last complete run of `idle`.
+/// Number of records when the Python function `idle` last completed; `u64::MAX` if it never did.
 static PROCESSED: AtomicU64 = AtomicU64::new(u64::MAX);
 /// Time (ns) at which the thread that runs `idle` was last started.
 static STARTED_NS: AtomicU64 = AtomicU64::new(0);
@@ -67,7 +67,7 @@ pub(crate) fn start_if_idle(core: &Core, now: u64) {
     }
 }
 
-/// Body of the thread; see the module's docs. Nothing that may be unwound here has a destructor.
+/// Body of the thread; see the module's docs. `pthread_exit` may unwind its stack, so nothing on it has a destructor.
 extern "C-unwind" fn thread(_: *mut c_void) -> *mut c_void {
     if let Some((api, namespace)) = run::loaded() {
         // SAFETY: functions of the C API; the lock is held between the first and the last.

@@ -139,8 +139,8 @@ pub(super) fn environment() -> Vec<Finding> {
             add(State::Bad, INJECTION, text, "unset CUDA_INJECTION64_PATH, or correct it");
         } else if !is_ours {
             let text = format!("names another tool: {}", path.display());
-            let fix = "no action with gpumemctl run, which loads both; otherwise name the other tool in \
-                 GPUMEM_NEXT_INJECTION64_PATH";
+            let fix = "no action with gpumemctl run, which loads both; otherwise set \
+                 CUDA_INJECTION64_PATH to libgpumem.so, and GPUMEM_NEXT_INJECTION64_PATH to the other tool";
             add(State::Ok, INJECTION, text, fix);
         }
     }

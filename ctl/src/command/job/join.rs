@@ -1,4 +1,4 @@
-//! Joins samples of a Prometheus to members of a job: a process's owner with its numbers, by node, pid and start time.
+//! Joins samples of a Prometheus to members of a job. Samples with one node, pid and start time belong to one process.
 
 use super::member::{FAILED_ALLOCATIONS, Member, rank};
 use crate::client::prometheus::Sample;

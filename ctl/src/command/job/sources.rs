@@ -37,7 +37,7 @@ pub(crate) fn job_on_node(id: &str, args: &Args) -> Result<(Vec<Member>, String)
     }
     let members = latest(runs);
     if members.is_empty() {
-        let hidden = daemon.map(|daemon| daemon.hidden(RunSelector::Job(id))).unwrap_or_default();
+        let hidden = daemon.as_ref().map(|daemon| daemon.hidden(RunSelector::Job(id))).unwrap_or_default();
         if !hidden.is_empty() {
             return Err(job_of_others(id, &hidden));
         }

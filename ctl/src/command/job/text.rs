@@ -38,7 +38,7 @@ pub(crate) fn one(id: &str, members: &[Member], sum: &Sum, source: &str) -> Stri
     }
     let highest = sum.highest_peak.and_then(|place| members.get(place));
     if let Some((peak, bytes)) = highest.and_then(|peak| Some((peak, peak.peak_used_bytes?))) {
-        add(format!("highest peak: {} with {}", name(peak), unit.amount_with_name(bytes)));
+        add(format!("highest peak used: {} with {}", name(peak), unit.amount_with_name(bytes)));
     }
     if sum.used_unknown > 0 {
         let used = plural(sum.used_unknown as u64, "row");
@@ -212,7 +212,7 @@ fn end(member: &Member) -> String {
     }
 }
 
-/// Returns a table of all jobs: name, sums and members of each.
+/// Returns a table with one row for each job: its name, owners, number of processes, and sums.
 pub(crate) fn all(jobs: &[(Option<String>, Sum, Vec<Member>)], prometheus: Option<&str>) -> String {
     if jobs.is_empty() {
         return match prometheus {

@@ -56,7 +56,7 @@ pub(crate) struct Process {
     error: Option<String>,
     /// Grouping that the user has chosen; `None` for the report's own.
     by: Option<GroupBy>,
-    /// Grouping of the rows in `panel` (the parts of the report as shown).
+    /// Grouping of the rows that `panel` holds now.
     shown_by: Option<GroupBy>,
     device: usize,
     /// Whether all categories are shown.

@@ -121,7 +121,7 @@ impl Watch {
         }
     }
 
-    /// Returns to the poller that became stuck last, and removes it from the stuck ones.
+    /// Makes the poller that became stuck last the current one again. Returns it; `None` if no poller is stuck.
     fn return_to_stuck(&mut self) -> Option<Poller> {
         let Stuck { poller, state, pending } = self.stuck.pop()?;
         let translator = &mut *lock(&self.translator);
