@@ -137,7 +137,7 @@ fn meant(word: &str) -> String {
     stands_for.iter().find(|(name, _)| *name == word).map_or(word, |(_, typed)| typed).to_owned()
 }
 
-/// Expands usage notation: `[X]` is optional, `A|B` is either, `X...` is repeated.
+/// Returns the command lines that usage notation stands for: without and with `[X]`, for each word of `A|B`. Drops `...`.
 fn usages(code: &str) -> Vec<String> {
     let code = code.replace(" ...", "").replace("...", "");
     let (Some(open), Some(close)) = (code.find(" ["), code.find(']')) else {

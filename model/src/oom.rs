@@ -88,7 +88,7 @@ fields! {
         predates_bytes: Option<i64>      => redact keep;
         /// Untrackable bytes as of the last sample.
         untrackable_bytes: Option<i64>   => redact keep;
-        /// Bytes of framework pools that are in no block.
+        /// Bytes of framework pools that are in no allocated block.
         idle_bytes: Option<u64>          => redact keep;
         /// Number of pieces that the idle bytes are split into.
         idle_pieces: Option<u64>         => redact keep;

@@ -217,7 +217,7 @@ pub struct Composition {
     pub categories: BTreeMap<String, i64>,
     /// Bytes that no rule matches.
     pub others: i64,
-    /// Bytes of pool segments that are in no block.
+    /// Bytes of pool segments that are in no allocated block.
     pub pool_idle: i64,
     /// Bytes of pools that report no blocks.
     pub opaque: i64,

@@ -156,7 +156,7 @@ fn location(step: &UntrackableChange) -> Vec<String> {
     tag.into_iter().chain(library).collect()
 }
 
-/// Returns a sentence on the largest growth without a known cause, if it is large enough.
+/// Returns a sentence on the change of untrackable bytes with the most unexplained bytes, if these are many.
 pub(super) fn largest_unexplained(device: &Device, times: Times) -> Option<String> {
     let steps = device.details.steps.iter().filter(|step| step.cause != "smaller steps");
     let step = steps.max_by_key(|step| step.parts.unexplained_bytes)?;

@@ -196,7 +196,8 @@ mod prometheus {
         );
         let reported = text(&nodes[1].ctl(&["job", "bert"]));
         assert!(
-            reported.contains("4 of 12 ranks") && reported.contains("missing: rank 0-3, 8-11: not seen here"),
+            reported.contains("4 of 12 ranks")
+                && reported.contains("missing: rank 0-3, 8-11: no running process here"),
             "{reported}"
         );
         assert!(reported.contains("most: rank 7 (GPU 3)"), "{reported}");

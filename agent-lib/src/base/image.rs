@@ -81,7 +81,7 @@ impl<'a> Image<'a> {
         self.headers.iter().filter(wanted).filter_map(|header| self.range(header))
     }
 
-    /// Returns the end of the loaded segment that contains `at`, if it has these flags.
+    /// Returns the end of the loaded segment that contains `at` and has at least these flags.
     fn end(&self, at: usize, flags: u32) -> Option<usize> {
         self.segments(PT_LOAD, flags).find(|&(start, end)| start <= at && at < end).map(|(_, end)| end)
     }

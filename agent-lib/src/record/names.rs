@@ -14,8 +14,10 @@ use std::sync::atomic::Ordering::*;
 
 /// Number of entries in the hash table of tags, a power of two.
 const PLACES: usize = if cfg!(loom) { 8 } else { 1 << 17 };
+/// Maximum number of entries that a lookup examines.
 const REACH: usize = if cfg!(loom) { 8 } else { 64 };
-/// Size in bytes of a cell: the memory for names is divided into cells. Frames are larger, so at most one begins in each cell.
+/// Size in bytes of a cell: the memory for names is divided into cells. A frame (the encoded record of
+/// a name) is larger, so at most one begins in each cell.
 const CELL: u64 = 64;
 const _: () = assert!(CELL <= (frame::PREFIX_BYTES + gpumem_wire::SLOT_BYTES) as u64);
 

@@ -89,7 +89,7 @@ fn summary(run: &Run, id: &str, new: bool) -> String {
     let pid = if run.process.pid == 0 { String::new() } else { format!(" pid {}", run.process.pid) };
     let mut text = format!(
         "{id}{}  {}{pid}: {} of {} bytes, {} rejected, {}\n",
-        if new { "" } else { " (was there)" },
+        if new { "" } else { " (already stored)" },
         label(run),
         plural(coverage.allocations, "allocation"),
         thousands(coverage.allocated_bytes),

@@ -79,7 +79,7 @@ fn imports_once_and_reports_by_name() {
         "{first}"
     );
     let again = stdout(&folder.run(&["import", "tbd-log", &shipped()]));
-    assert!(again.starts_with("r1 (was there)"), "{again}");
+    assert!(again.starts_with("r1 (already stored)"), "{again}");
 
     let stored = stdout(&folder.run(&["report", "--verbose", "r1"]));
     let direct = stdout(&folder.run(&["report", "--verbose", &shipped()]));

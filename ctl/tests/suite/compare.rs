@@ -137,13 +137,13 @@ fn a_run_is_moved_to_another_machine_and_back() {
     );
     let (code, message) = failure(&folder.run(&["export", "r1", "-o", &file]));
     assert_eq!((code, message.contains("--force")), (1, true), "{message}");
-    assert!(stdout(&folder.run(&["import", &file])).starts_with("r1 (was there)"), "home again");
+    assert!(stdout(&folder.run(&["import", &file])).starts_with("r1 (already stored)"), "home again");
 
     let there = folder.text("there.sqlite");
     let first = stdout(&folder.run(&["import", &file, "--store", &there]));
     assert!(first.starts_with("r1  train.py pid 20417: "), "{first}");
     let again = stdout(&folder.run(&["import", &file, "--store", &there]));
-    assert!(again.starts_with("r1 (was there)"), "{again}");
+    assert!(again.starts_with("r1 (already stored)"), "{again}");
     let of_file = stdout(&folder.run(&["report", "--verbose", &file]));
     let of_store = stdout(&folder.run(&["report", "--verbose", "r1", "--store", &there]));
     let home = stdout(&folder.run(&["report", "--verbose", "r1"]));

@@ -71,7 +71,7 @@ fn report_and_import_guess_the_format() {
         // The same file with the old syntax and with the option gives the same run.
         for args in [&["import", format, &file][..], &["import", "--format", format, &file]] {
             let again = stdout(&folder.run(args));
-            assert!(again.starts_with(&format!("{id} (was there)")), "{again}");
+            assert!(again.starts_with(&format!("{id} (already stored)")), "{again}");
         }
         let stored = stdout(&folder.run(&["report", "--verbose", &id]));
         let told =

@@ -34,7 +34,7 @@ fn ranks_on_this_node_are_summed() {
     let text = stdout(&folder.run(&["job", "bert"]));
     assert!(text.starts_with("job bert"), "{text}");
     assert!(text.contains(": 2 processes, 2 of 4 ranks\n"), "{text}");
-    assert!(text.contains("missing: rank 2-3: not seen here"), "{text}");
+    assert!(text.contains("missing: rank 2-3: no running process here"), "{text}");
     assert!(text.contains("ended, and not in the sums: rank 2 (GPU 2) (signal 9)"), "{text}");
     let json: Value = serde_json::from_str(&stdout(&folder.run(&["job", "bert", "--json"]))).expect("JSON");
     let members = json["members"].as_array().expect("members");

@@ -358,7 +358,8 @@ fn without_a_name_all_daemons_and_their_stores_are_searched() {
         let (text, why) = ask(command);
         assert!(text.contains("pid 60"), "{why}{text}");
         assert!(
-            why.contains("pid 60") && why.contains(&format!("which is live in the daemon at {socket}")),
+            why.contains("pid 60")
+                && why.contains(&format!("which is live, known to the daemon at {socket}")),
             "{why}"
         );
     }
@@ -379,7 +380,7 @@ fn without_a_name_all_daemons_and_their_stores_are_searched() {
     for command in ["report", "oom"] {
         let (text, why) = ask(command);
         assert!(text.contains("pid 80"), "{why}{text}");
-        assert!(why.contains(&format!("which has ended in the daemon at {socket}")), "{why}");
+        assert!(why.contains(&format!("which has ended, known to the daemon at {socket}")), "{why}");
     }
 }
 

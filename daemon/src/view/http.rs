@@ -102,7 +102,7 @@ async fn answer(
         response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET"));
         return response;
     }
-    // /healthz is answered under each name, because it returns nothing confidential.
+    // A request for /healthz may name any host, because the answer has nothing confidential.
     let path = request.uri().path();
     if path != "/healthz" && !page::is_for_this_machine(request, &context.shown().hosts) {
         let text = "use the address of this machine, localhost, its name, or a name in metrics.hosts of the configuration\n";

@@ -163,7 +163,7 @@ impl Pending {
         self.mark = Some(Mark { tracked, amounts, range, rounding, near, torn, partial });
     }
 
-    /// Copies the restored book at t0, and its changes since then, into the sample.
+    /// Copies an account's amounts at the earlier time of the sample, and how far they changed since then, into the sample.
     pub fn mark_past(&mut self, past: PastBook, near: u32, partial: bool) {
         let tracked = past.amounts.iter().fold(0_i64, |sum, &bytes| sum.wrapping_add(bytes));
         let range = Range::with_in_flight(tracked, past.in_flight);

@@ -96,7 +96,8 @@ fn is_plain(text: &str) -> bool {
     text.len() <= 200 && text.chars().all(is_known)
 }
 
-/// Returns the variable with `setting` added to the settings in force; `None` if the setting's key is set already, or cannot be added.
+/// Returns `NAME=VALUE` of the allocator's variable, with `setting` added to the settings in force. `None` if its key is set
+/// already, or cannot be added.
 pub(super) fn with_setting(run: &Run, setting: &str) -> Option<String> {
     let key = setting.split(':').next().unwrap_or(setting);
     let own = allocator(run);

@@ -121,7 +121,9 @@ fn request(oom: &Oom) -> String {
     let free = oom.free_bytes();
     if oom.is_suspected() {
         let free = free.map_or("unknown".to_owned(), amount);
-        return format!("Its request is unknown. Lowest free memory since its last reading: {free}.");
+        return format!(
+            "Its request is unknown. Lowest free memory of the GPU since NVML last listed the process: {free}."
+        );
     }
     let asked = signed(oom.asked_bytes);
     let need = oom.driver_asked_bytes.map_or(asked, signed);

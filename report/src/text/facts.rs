@@ -128,7 +128,7 @@ pub(crate) fn device_parts(device: &Device) -> Option<Vec<(String, i64)>> {
             let named = many.iter().filter_map(|(_, used)| used.map(signed));
             let used = sum(named.chain([signed(more_bytes)]));
             let count = many.len() as u64 + u64::from(more);
-            parts.push((format!("{} other processes", thousands(count)), used));
+            parts.push((format!("other processes ({})", thousands(count)), used));
         }
     }
     parts.push((rest_name(reading.unified).to_owned(), unaccounted));

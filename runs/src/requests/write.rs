@@ -136,7 +136,7 @@ impl RequestLog {
         self.program.entries() * ENTRY_BYTES + self.program.tag_bytes + self.out.bytes.capacity()
     }
 
-    /// Drops what waits to be taken. The stream begins anew with the state.
+    /// Drops the encoded requests that the writer has not taken. The stream begins anew with the live blocks.
     fn restart(&mut self) {
         self.states.clear();
         self.out = Encoder::default();

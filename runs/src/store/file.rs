@@ -103,13 +103,13 @@ impl Store {
         self.max_log_bytes = bytes;
     }
 
-    /// Stores a new run, which this process will checkpoint. `uid` identifies it permanently: for the same process, the daemon
+    /// Stores a new run, which the calling process will checkpoint. `uid` identifies it permanently: for one process, the daemon
     /// chooses the same uid again after its own restart.
     pub fn begin(&mut self, run: &Run, uid: &str) -> Result<RunId> {
         self.begin_part(run, uid, 1)
     }
 
-    /// Stores a new part of a process's life, which this process will checkpoint. `life` is the uid of the first part, which may
+    /// Stores a new part of an observed process's life; the calling process will checkpoint it. `life` is the uid of the first part, which may
     /// have been deleted.
     pub fn begin_part(&mut self, run: &Run, life: &str, part: u32) -> Result<RunId> {
         self.open_log()?;

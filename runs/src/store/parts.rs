@@ -36,7 +36,7 @@ const CELLS: u32 = 32;
 /// In place of a device's number: the part is program data.
 const OWN: i64 = -1;
 
-/// Identifies a part: index of its name in [`NAMES`], number of the device, and seq.
+/// Identifies a part: index of its name in [`NAMES`], number of the device, and `seq`, the number among parts of this name.
 pub(super) type Key = (u8, i64, i64);
 pub(super) type Parts = BTreeMap<Key, Vec<u8>>;
 

@@ -57,7 +57,10 @@ pub(crate) fn one(id: &str, members: &[Member], sum: &Sum, source: &str) -> Stri
     }
     if !sum.missing_ranks.is_empty() {
         let here = if members.iter().any(|member| member.node.is_some()) { "anywhere" } else { "here" };
-        add(format!("missing: rank {}: not seen {here} with GPU memory", ranges(&sum.missing_ranks)));
+        add(format!(
+            "missing: rank {}: no running process {here} with GPU memory",
+            ranges(&sum.missing_ranks)
+        ));
     }
     warnings(&rows).into_iter().for_each(&mut add);
     let ended: Vec<&Member> = members.iter().filter(|member| !sum.counts(member)).collect();

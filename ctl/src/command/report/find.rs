@@ -356,7 +356,7 @@ pub(crate) fn newest(args: &Args) -> Result<Option<Found>> {
             let is = if reply.run.state == State::Open { "which is live" } else { "which has ended" };
             let at = match socket.is_empty() {
                 true => String::new(),
-                false => format!(" in the daemon at {}", daemon.socket.path.display()),
+                false => format!(", known to the daemon at {}", daemon.socket.path.display()),
             };
             eprintln!("{why}: pid {pid}{command}, {is}{at} ({others})");
             let words = [vec![pid.to_string()], args.source.words(), socket.clone()].concat();

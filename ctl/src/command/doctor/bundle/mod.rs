@@ -194,7 +194,7 @@ fn end_of(path: &Path) -> std::io::Result<String> {
 }
 
 const BLOCK: usize = 512;
-/// Highest level of miniz_oxide, because the files are small.
+/// The best usual compression of miniz_oxide, because the files are small.
 const DEFLATE_LEVEL: u8 = 9;
 
 /// Packs files, each with name and content, into a .tar.gz: ustar headers, deflated in one member (RFC 1952). Names must be short

@@ -171,7 +171,7 @@ impl ProcessCheck<'_> {
         }
     }
 
-    /// Explains why the reports of a loaded agent do not arrive.
+    /// Explains why the records of a loaded agent do not reach the daemon.
     fn not_covered(&mut self) {
         let starter = self.process.mapped(MEMORY).and_then(|file| {
             let name = Path::new(&file).file_name()?.to_str()?.strip_prefix(MEMORY)?.to_owned();
