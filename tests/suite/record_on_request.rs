@@ -262,6 +262,10 @@ fn balances_hold_across_a_pause_and_missing_records_are_counted() {
     assert!(report.contains("peak is a lower bound: records were withheld on request"), "{report}");
     let tags: Vec<_> = run.cells.iter().filter_map(|cell| cell.tag.clone()).collect();
     assert!(tags.contains(&"between".to_owned()), "what was born unseen has its name: {tags:?}");
+    let buckets = &run.devices[0].series.buckets;
+    let (first, last) =
+        (buckets.first().map_or(0, |it| it.time_ns), buckets.last().map_or(0, |it| it.time_ns));
+    assert!(last - first < 60_000_000_000, "the series begins with the recording: {buckets:?}");
     mixer.end();
 }
 

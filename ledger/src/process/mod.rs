@@ -181,7 +181,7 @@ impl Process {
     #[inline]
     fn settle(&mut self, record: &Record<'_>, entered: Option<(u64, i64)>) {
         let stamp = &record.stamp;
-        let touched = self.holdings.settle(self.stream.applied_ns);
+        let touched = self.holdings.settle(self.stream.booked_ns());
         if touched == 0 {
             return;
         }
@@ -225,7 +225,7 @@ impl Process {
         self.coverage.end_blind(time_ns);
         self.advance(u64::MAX);
         self.holdings.finish_resync(); // the rest of the resync will not come
-        self.holdings.settle(self.stream.applied_ns);
+        self.holdings.settle(self.stream.booked_ns());
     }
 
     pub fn bytes(&self) -> usize {

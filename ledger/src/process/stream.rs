@@ -52,6 +52,13 @@ impl Stream {
         seq.checked_sub(self.last_seq)?.checked_sub(1)
     }
 
+    /// Returns the time at which the books change: the latest time of a booked record. Before the first such record it is the end of
+    /// the resync that told the state.
+    #[inline]
+    pub fn booked_ns(&self) -> u64 {
+        if self.applied_ns == 0 { self.known_from_ns } else { self.applied_ns }
+    }
+
     /// Returns the time of a record; if it has none, the latest time of a booked record.
     #[inline]
     pub fn time_of(&self, stamp: &Stamp) -> u64 {
