@@ -297,7 +297,8 @@ fn untrackable(report: &Report<'_>, device: &Device) -> Option<Finding> {
 /// Returns the finding on modules that are large because the program loads them all at its start.
 fn eager_modules(report: &Report<'_>, device: &Device) -> Option<Finding> {
     let bytes = device.last.gap_parts()?.modules_bytes;
-    let what = format!("{} MiB of kernels were loaded at once: CUDA_MODULE_LOADING=EAGER", mib(bytes));
+    let what =
+        format!("at most {} MiB of kernels were loaded at once: CUDA_MODULE_LOADING=EAGER", mib(bytes));
     let note = note(Kind::Untrackable, device, (bytes, device.last.used_bytes()?), UNEXPLAINED_SHARE, what)?;
     is_eager(report.run).then(|| Finding { advice: Some("remove that variable".into()), ..note })
 }
@@ -423,6 +424,7 @@ mod tests {
         run.process.claims.insert("module_loading".into(), "EAGER".into());
         let finding = found(&run).expect("a finding");
         assert_eq!((finding.kind, finding.bytes), (Kind::Untrackable, 900 * MIB));
+        assert!(finding.what.starts_with("at most 900 MiB of kernels"), "{}", finding.what);
         run.devices[0].last.tracked_bytes = Some(20_000 * MIB);
         assert_eq!(found(&run), None, "few of the process's bytes");
     }
