@@ -405,7 +405,8 @@ pub(super) fn finding(report: &Report<'_>, device: &Device) -> Option<Finding> {
     Some(finding)
 }
 
-/// Returns the finding on pinned host memory that grows, with the lines or modules that hold most of it.
+/// Returns the finding on pinned host memory that grows, with the lines or modules that made most of the growth. Only the present
+/// bytes of these are known. Bytes beyond those that the process held in total before the growth are certainly new.
 pub(super) fn pinned(report: &Report<'_>, device: &Device) -> Option<Finding> {
     let used = most_used(device).unwrap_or(0);
     let points = &device.details.growth;
@@ -413,7 +414,9 @@ pub(super) fn pinned(report: &Report<'_>, device: &Device) -> Option<Finding> {
     let rate = Rate { text: growth.rate(), whole_bytes: growth.bytes };
     let tags = points.pinned_cells.iter();
     let tags = tags.filter_map(|(cell, bytes)| Some((report.cell(*cell)?.tag.clone()?, *bytes)));
-    let names = largest(sums(tags).into_iter().collect(), points.pinned.last().copied().unwrap_or(0));
+    let before = points.pinned.last().map_or(0, |last| last.saturating_sub(growth.bytes));
+    let added = sums(tags).into_iter().map(|(tag, bytes)| (tag, bytes.saturating_sub(before).max(0)));
+    let names = largest(added.collect(), growth.bytes);
     let of: Vec<String> = names.iter().map(|(name, _)| escape(name)).collect();
     let of = if of.is_empty() { String::new() } else { format!(" of {}", of.join(", ")) };
     let what = format!("{PINNED}{of}: {}, +{} MiB in total", rate.text, mib(growth.bytes));

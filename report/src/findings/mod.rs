@@ -430,9 +430,10 @@ mod tests {
     }
 
     #[test]
-    fn growing_pinned_memory_has_its_lines() {
+    fn growing_pinned_memory_has_the_lines_that_grow() {
         let mut run = run();
-        run.cells = vec![Cell { tag: Some("load.py:7 stage".into()), ..run.cells[0].clone() }];
+        let tagged = |tag: &str| Cell { tag: Some(tag.into()), ..run.cells[0].clone() };
+        run.cells = vec![tagged("load.py:7 stage"), tagged("load.py:3 fixed")];
         let growth = &mut run.devices[0].details.growth;
         (growth.axis, growth.stride) = (Axis::Step, 1);
         growth.points = (0..60).map(|step| (step, step * 1_000_000_000)).collect();
@@ -444,6 +445,23 @@ mod tests {
         assert!(what(&run).starts_with("pinned host memory: +15.7 MiB per step"), "{}", what(&run));
         run.devices[0].details.growth.pinned_cells = vec![(0, 59 << 24)];
         assert!(what(&run).starts_with("pinned host memory of load.py:7 stage: +15.7"), "{}", what(&run));
+        let growth = &mut run.devices[0].details.growth;
+        growth.pinned_cells = vec![(1, 20 << 24), (0, 59 << 24)];
+        growth.pinned.iter_mut().for_each(|bytes| *bytes += 20 << 24);
+        let found = growth::pinned(&Report::new(&run, Groupings::default(), None), &run.devices[0])
+            .expect("a finding");
+        assert_eq!(
+            found.names.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(),
+            ["load.py:7 stage"]
+        );
+        let growth = &mut run.devices[0].details.growth;
+        growth.pinned_cells[0].1 = 600 << 24;
+        growth.pinned.iter_mut().for_each(|bytes| *bytes += 580 << 24);
+        assert!(
+            what(&run).starts_with("pinned host memory: +15.7"),
+            "any line may have grown: {}",
+            what(&run)
+        );
     }
 
     #[test]
