@@ -66,7 +66,10 @@ pub(super) fn items(
 /// Returns the change for memory that grows.
 fn growth(device: &Device, finding: &Finding) -> Item {
     let structure = finding.structures.first().map(String::as_str).unwrap_or_default();
-    let has_parameters = finding.structures.iter().any(|name| name == "parameters");
+    // Whole models grow if only their gradients or their optimizer's state grow more than their parameters.
+    let of_model = |name: &&String| matches!(name.as_str(), "gradients" | "optimizer state");
+    let first_other = finding.structures.iter().find(|name| !of_model(name));
+    let has_parameters = first_other.is_some_and(|name| name == "parameters");
     let (kind, memory, change) = match structure {
         _ if has_parameters => {
             let change = "Drop the old models and their gradients{0}: a list or backward(create_graph=True) keeps them";

@@ -287,7 +287,16 @@ mod tests {
         };
         assert_eq!(change(&["libnccl (outside torch)"]), (Kind::Communication, Memory::Libraries));
         assert_eq!(change(&["libown (outside torch)"]), (Kind::RetainedTensors, Memory::Libraries));
-        assert_eq!(change(&["gradients", "parameters"]), (Kind::RetainedTensors, Memory::Parameters));
+        for of_model in
+            [&["parameters"][..], &["gradients", "parameters"], &["optimizer state", "parameters"]]
+        {
+            assert_eq!(change(of_model), (Kind::RetainedTensors, Memory::Parameters), "{of_model:?}");
+        }
+        assert_eq!(change(&["activations", "parameters"]), (Kind::RetainedTensors, Memory::Activations));
+        assert_eq!(
+            change(&["libnccl (outside torch)", "parameters"]),
+            (Kind::Communication, Memory::Libraries)
+        );
         assert_eq!(change(&["gradients"]), (Kind::RetainedTensors, Memory::Activations));
     }
 
