@@ -32,7 +32,7 @@ struct Parts<'r> {
     /// The model with most of the activations, and its bytes of them, if it has gradients and no optimizer state, and another
     /// model has optimizer state.
     not_updated: Option<(&'r str, i64)>,
-    /// The program's line with the most memory that has no role, and its bytes.
+    /// The program's line with the most memory that has no role and was not made in a step, and its bytes.
     data: Option<(&'r str, i64)>,
 }
 
@@ -65,7 +65,9 @@ fn not_updated<'r>(report: &'r Report<'_>, amounts: &Amounts) -> Option<(&'r str
 /// Returns the value of [`Parts::data`].
 fn data<'r>(report: &'r Report<'_>, amounts: &Amounts) -> Option<(&'r str, i64)> {
     let lines = amounts.iter().filter_map(|(cell, bytes)| {
-        let cell = report.cell(*cell).filter(|cell| cell.class == Class::Block && cell.role.is_none())?;
+        let is_of_step = |cell: &Cell| cell.phase.is_some() && cell.phase.as_deref() != Phase::Setup.name();
+        let is_data = |cell: &&Cell| cell.class == Class::Block && cell.role.is_none() && !is_of_step(cell);
+        let cell = report.cell(*cell).filter(is_data)?;
         Some((cell.tag.as_deref().filter(|tag| names::is_line(tag))?, *bytes))
     });
     sums(lines).into_iter().max_by_key(|(_, bytes)| *bytes)
@@ -118,7 +120,8 @@ pub(super) fn parts(report: &Report<'_>, device: &Device, oom: Option<&Oom>) -> 
     }
     let data = parts.data.filter(|(_, bytes)| parts.is_large(*bytes) && has_forward_pass(report));
     items.extend(data.map(|(line, bytes)| {
-        let change = "Keep the tensors of {0} on the host, and move each batch to the GPU when it is used";
+        let change =
+            "If {0} makes a data set, keep it on the host, and move each batch to the GPU when it is used";
         let item = Item::new(Kind::RetainedTensors, Memory::Data, device, change).named(line);
         item.estimated([0, bytes], format!("{} that this line allocates", mib(bytes)))
     }));

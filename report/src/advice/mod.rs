@@ -262,9 +262,22 @@ mod tests {
     #[test]
     fn data_of_a_line_can_stay_on_the_host() {
         let held = [(Role::Unknown, "train.py:8 load", 11), (Role::Activation, "Net/a", 4)];
-        let first = first_change(&held).expect("advice");
-        assert_eq!((first.kind, first.memory), (Kind::RetainedTensors, Memory::Data));
-        assert_eq!(first.untrusted_names, ["train.py:8 load"]);
+        let data = |phase: Phase| {
+            let mut run = holding(&held);
+            run.cells[0].phase = phase.name().map(Into::into);
+            let items = advice(&run, &Evidence::default()).0.items;
+            items.into_iter().find(|item| item.memory == Memory::Data)
+        };
+        let item = data(Phase::Setup).expect("advice");
+        assert_eq!(
+            (item.kind, &item.untrusted_names[..]),
+            (Kind::RetainedTensors, &["train.py:8 load".into()][..])
+        );
+        assert!(item.change.starts_with("If {0} makes a data set, "), "{}", item.change);
+        assert!(data(Phase::Unknown).is_some());
+        for phase in [Phase::Forward, Phase::Backward, Phase::Optimizer, Phase::Evaluation] {
+            assert_eq!(data(phase), None, "{phase:?}");
+        }
     }
 
     #[test]
