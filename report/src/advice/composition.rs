@@ -6,6 +6,7 @@ use crate::{Report, held, most_used, sums};
 use gpumem_model::cell::without_sum;
 use gpumem_model::names::Named;
 use gpumem_model::run::{Amounts, Cell, Class, Device, Iteration, Oom};
+use gpumem_model::timeline::Point;
 use gpumem_wire::{Phase, Role};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,6 +15,8 @@ use std::collections::{BTreeMap, BTreeSet};
 const PART_SHARE: f64 = 0.2;
 /// Minimum share of the activations for advice on one module, or on a repeated one.
 const MODULE_SHARE: f64 = 0.4;
+/// Minimum number of completed steps through which a model keeps its gradients if no optimizer updates it.
+const KEPT_STEPS: u64 = 3;
 /// Growth of the optimizer's state, as a factor of its level in earlier steps, that only a second optimizer makes.
 const SECOND_STATE: f64 = 1.2;
 /// Parts into which the advice splits a large output.
@@ -29,8 +32,8 @@ struct Parts<'r> {
     short_lived: i64,
     used: i64,
     by_tag: BTreeMap<&'r str, i64>,
-    /// The model with most of the activations, and its bytes of them, if it has gradients and no optimizer state, and another
-    /// model has optimizer state.
+    /// The model with most of the activations, and its bytes of them, if it has no optimizer state, another model has some, and its
+    /// gradients were kept through [`KEPT_STEPS`].
     not_updated: Option<(&'r str, i64)>,
     /// The program's line with the most memory that has no role and was not made in a step, and its bytes.
     data: Option<(&'r str, i64)>,
@@ -46,20 +49,44 @@ fn is_activation(cell: &Cell) -> bool {
     cell.class == Class::Block && (is_role(cell, Role::Activation) || is_unknown)
 }
 
-/// Returns the value of [`Parts::not_updated`].
-fn not_updated<'r>(report: &'r Report<'_>, amounts: &Amounts) -> Option<(&'r str, i64)> {
-    let models = |role: Role| -> BTreeMap<&'r str, i64> {
-        let of_role = amounts.iter().filter_map(|(cell, bytes)| {
-            let cell = report.cell(*cell).filter(|cell| is_role(cell, role))?;
-            Some((without_sum(cell.tag.as_deref()?).split('/').next()?, *bytes))
-        });
-        sums(of_role)
-    };
-    let (states, gradients) = (models(Role::OptimizerState), models(Role::Gradient));
-    let largest = models(Role::Activation).into_iter().max_by_key(|(_, bytes)| *bytes);
+/// Returns the bytes of a role by model.
+fn models<'r>(report: &'r Report<'_>, amounts: &Amounts, role: Role) -> BTreeMap<&'r str, i64> {
+    let of_role = amounts.iter().filter_map(|(cell, bytes)| {
+        let cell = report.cell(*cell).filter(|cell| is_role(cell, role))?;
+        Some((without_sum(cell.tag.as_deref()?).split('/').next()?, *bytes))
+    });
+    sums(of_role)
+}
+
+/// Returns the value of [`Parts::not_updated`] at the time of `amounts`.
+fn not_updated<'r>(
+    report: &'r Report<'_>,
+    device: &Device,
+    amounts: &Amounts,
+    time_ns: u64,
+) -> Option<(&'r str, i64)> {
+    let states = models(report, amounts, Role::OptimizerState);
+    let largest = models(report, amounts, Role::Activation).into_iter().max_by_key(|(_, bytes)| *bytes);
     largest.filter(|(model, _)| {
-        !states.is_empty() && !states.contains_key(model) && gradients.contains_key(model)
+        !states.is_empty()
+            && !states.contains_key(model)
+            && steps_with_gradients(report, device, model, time_ns) >= KEPT_STEPS
     })
+}
+
+/// Returns the number of completed steps before `until_ns` through which a model kept gradients without interruption. A model that
+/// an optimizer without state updates clears them in each step.
+fn steps_with_gradients(report: &Report<'_>, device: &Device, model: &str, until_ns: u64) -> u64 {
+    let has_gradients = |point: &&Point| {
+        let bytes = models(report, &point.amounts, Role::Gradient);
+        bytes.get(model).is_some_and(|bytes| *bytes > 0)
+    };
+    let points = device.details.timeline.points.iter().rev();
+    let kept = points.skip_while(|point| point.time_ns > until_ns).take_while(has_gradients);
+    let Some(since) = kept.last() else { return 0 };
+    let is_inside = |row: &&Iteration| row.start_ns >= since.time_ns && row.end_ns <= until_ns;
+    let rows = device.details.iterations.rows.iter().filter(is_inside);
+    rows.fold(0, |count, row| count.saturating_add(row.count))
 }
 
 /// Returns the value of [`Parts::data`].
@@ -78,6 +105,7 @@ impl<'r> Parts<'r> {
         let run = report.run;
         let at_oom = oom.map(|oom| &oom.amounts).filter(|amounts| !amounts.is_empty());
         let amounts = at_oom.unwrap_or(&device.peak.amounts);
+        let time_ns = oom.map_or(device.peak.time_ns, |oom| oom.time_ns);
         let bytes = |role: Role| held(run, amounts, |cell| is_role(cell, role));
         let is_of_optimizer = |cell: &Cell| cell.phase.as_deref() == Phase::Optimizer.name();
         let tags = amounts.iter().filter_map(|(index, bytes)| {
@@ -96,7 +124,7 @@ impl<'r> Parts<'r> {
                 is_role(cell, Role::Temporary) || cell.class == Class::Block && is_of_backward
             }),
             used: most_used(device).unwrap_or(0).max(oom.map_or(0, |oom| oom.tracked_bytes)).max(1),
-            not_updated: not_updated(report, amounts),
+            not_updated: not_updated(report, device, amounts, time_ns),
             data: data(report, amounts),
             by_tag: sums(tags),
         }
@@ -175,7 +203,7 @@ fn activations(device: &Device, parts: &Parts<'_>) -> Vec<Item> {
     let mut items = Vec::new();
     if let Some((model, bytes)) = parts.not_updated.filter(|(_, bytes)| has_share(*bytes)) {
         let change =
-            "Run {0} under torch.no_grad(), or call requires_grad_(False) on it: no optimizer updates it";
+            "Run {0} under torch.no_grad(), or call requires_grad_(False) on it, if no optimizer updates it";
         let item = Item::new(Kind::EvaluationGradients, Memory::Activations, device, change).named(model);
         items.push(item.estimated([0, bytes], format!("{} of activations of this model", mib(bytes))));
     }

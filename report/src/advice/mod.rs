@@ -118,7 +118,8 @@ mod tests {
     use super::*;
     use crate::rules::Groupings;
     use gpumem_model::names::Named;
-    use gpumem_model::run::{Amounts, Cell, Class, Fate, Moment, Oom, OomDevice, OomKind};
+    use gpumem_model::run::{Amounts, Cell, Class, Fate, Iteration, Moment, Oom, OomDevice, OomKind};
+    use gpumem_model::timeline::Point;
     use gpumem_wire::{Phase, Role};
     use std::path::Path;
 
@@ -224,26 +225,52 @@ mod tests {
         run
     }
 
-    fn first_change(held: &[(Role, &str, i64)]) -> Option<Item> {
-        advice(&holding(held), &Evidence::default()).0.items.into_iter().next()
+    /// Returns whether the advice on a failed step is to run `Teacher` without gradients. At the points of the timeline, one for each
+    /// completed step, its gradients had these bytes.
+    fn advises_no_gradients(held: &[(Role, &str, i64)], gradients: &[i64]) -> bool {
+        let mut run = holding(held);
+        let gradient =
+            held.iter().position(|(role, tag, _)| *role == Role::Gradient && tag.starts_with("Teacher"));
+        let device = &mut run.devices[0];
+        device.details.iterations.rows.clear();
+        for (step, bytes) in (0..).zip(gradients) {
+            let amounts = gradient.map(|cell| (cell as u32, *bytes)).into_iter().collect::<Vec<_>>();
+            let time_ns = step * 10;
+            let point = Point { time_ns, amounts: Amounts::from(amounts), rest_bytes: 0 };
+            device.details.timeline.points.push(point);
+            let row = Iteration { start_ns: time_ns, end_ns: time_ns + 10, count: 1, ..Iteration::default() };
+            device.details.iterations.rows.push(row);
+        }
+        device.details.ooms[0].time_ns = gradients.len() as u64 * 10;
+        let items = advice(&run, &Evidence::default()).0.items;
+        let item = items.into_iter().find(|item| item.kind == Kind::EvaluationGradients);
+        assert!(item.iter().all(|item| item.sentence().contains("Teacher")), "{item:?}");
+        assert!(item.iter().all(|item| item.change.contains("if no optimizer updates it")), "{item:?}");
+        item.is_some()
     }
 
     #[test]
-    fn activations_of_a_model_that_no_optimizer_updates_need_no_gradients() {
+    fn a_model_whose_gradients_are_kept_in_all_steps_may_need_none() {
         let held = [
             (Role::Activation, "Teacher/net.1", 12),
             (Role::Gradient, "Teacher/net.1/weight", 1),
             (Role::OptimizerState, "Student/net/weight", 2),
         ];
-        let first = first_change(&held).expect("advice");
-        assert_eq!(
-            (first.kind, &first.untrusted_names[..]),
-            (Kind::EvaluationGradients, &["Teacher".into()][..])
+        assert!(advises_no_gradients(&held, &[GIB; 5]));
+        assert!(!advises_no_gradients(&held[..2], &[GIB; 5]), "a model before its optimizer's first step");
+        assert!(
+            !advises_no_gradients(&[held[0], held[2]], &[]),
+            "a frozen model whose inputs need gradients"
         );
-        let is_advised =
-            |held| first_change(held).is_some_and(|first| first.kind == Kind::EvaluationGradients);
-        assert!(!is_advised(&held[..2]), "a model before its optimizer's first step");
-        assert!(!is_advised(&[held[0], held[2]]), "a frozen model whose inputs need gradients");
+        assert!(
+            !advises_no_gradients(&held, &[0; 5]),
+            "a generator's first backward pass, after steps of the critic"
+        );
+        assert!(!advises_no_gradients(&held, &[0, 0, 0, GIB]), "one step");
+        assert!(
+            !advises_no_gradients(&held, &[GIB, 0, GIB, 0, GIB, GIB]),
+            "SGD, beside Adam, clears the gradients"
+        );
     }
 
     #[test]
