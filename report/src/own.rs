@@ -222,9 +222,9 @@ evil\\u{1b}[2J         -1        3   -8  70,000  12.3
             ranges(&own, clock),
             "\
 range (with nested)  count   total       min     max    mean  open
-load/\\u{202e}                3  9.0 ms    2.2 ms  4.5 ms  3.0 ms     1
-load                         2  3.0 ms  750.0 µs  1.5 ms  1.5 ms     1
-never                        0       -         -       -       -     1
+load/\\u{202e}            3  9.0 ms    2.2 ms  4.5 ms  3.0 ms     1
+load                     2  3.0 ms  750.0 µs  1.5 ms  1.5 ms     1
+never                    0       -         -       -       -     1
 "
         );
         let said = [
