@@ -18,11 +18,13 @@ pub(crate) mod recent_past;
 pub(crate) mod rounding;
 pub(crate) mod timeline;
 
+use crate::base::quota::sorted;
 use crate::book::cells::{CellId, CellKey, CellTable, IDLE, OPAQUE};
 use crate::book::recent_past::BookHistory;
 use crate::book::rounding::Rounding;
 use crate::book::timeline::{Change, Moment, Point, Timeline};
 use gpumem_wire::Role;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -90,6 +92,8 @@ pub(crate) struct Book {
     pub tracked: i64,
     /// Bytes of live page-locked (pinned) host memory, which `tracked` does not include.
     pub pinned: i64,
+    /// Cells with pinned memory, each with its bytes, which add up to `pinned`.
+    pub pinned_cells: BTreeMap<CellId, i64>,
     /// Bytes of each role, by its code, without the unknown role and without cells that [`Book::learn_roles`] has not seen.
     by_role: [i64; 16],
     /// Number of cells whose role [`Book::learn_roles`] has stored.
@@ -369,9 +373,19 @@ impl Book {
         self.cells.len()
     }
 
+    /// Adds bytes of pinned memory to a cell.
+    pub fn post_pinned(&mut self, cell: CellId, bytes: i64) {
+        let amount = self.pinned_cells.entry(cell).or_default();
+        *amount = amount.wrapping_add(bytes);
+        if *amount == 0 {
+            self.pinned_cells.remove(&cell);
+        }
+    }
+
     /// Returns the estimated bytes of the cells, and of copies of their amounts. `history` and the timeline are not included.
     pub fn bytes(&self) -> usize {
         self.cells.capacity() * (std::mem::size_of::<Cell>() + 5 * std::mem::size_of::<i64>())
+            + self.pinned_cells.len() * sorted(16)
     }
 
     /// Opens the window and the timeline slot of `time_ns`; returns the window that has ended. Must be called before

@@ -55,8 +55,9 @@ impl Holdings {
         if stamp.flags.has(Flags::CAPTURED) {
             row.flags |= Row::UNBOOKED;
             row.cell = self.cells.cell_in(Class::Block, stamp, nothing, 0);
-        } else if self.count_side_memory(book, kind, bytes as i64) {
+        } else if !is_charged(kind) {
             row.cell = self.cells.cell_in(Class::Direct, stamp, nothing, 0);
+            self.count_side_memory(&row, bytes as i64);
         } else if kind == MemoryKind::StreamOrdered {
             row.cell = self.cells.cell_in(Class::Block, stamp, nothing, 0);
             row.owner = self.pool_index(pool, PoolOwner::Driver, book);
@@ -186,7 +187,7 @@ impl Holdings {
         if row.is(Row::UNBOOKED) {
             return;
         }
-        if self.count_side_memory(row.book, row.kind, -bytes) {
+        if self.count_side_memory(&row, -bytes) {
             return;
         }
         self.uncarve_all(Extent::Allocation(address, row.seq), &row);

@@ -227,27 +227,23 @@ impl Holdings {
         &mut self.books[usize::from(book)]
     }
 
-    /// Counts memory of a kind that NVML does not charge to the process, outside the book; returns false for charged kinds.
-    pub fn count_side_memory(&mut self, book: u8, kind: MemoryKind, bytes: i64) -> bool {
-        let memory = &mut self.side_memory[usize::from(book)];
-        let is_beside = side_bytes(memory, kind).map(|amount| *amount = amount.wrapping_add(bytes)).is_some();
-        self.books[usize::from(book)].pinned = memory.pinned_bytes;
-        is_beside
+    /// Counts bytes of a row whose kind NVML does not charge to the process, outside the book; returns false for charged kinds.
+    pub fn count_side_memory(&mut self, row: &Row, bytes: i64) -> bool {
+        let memory = &mut self.side_memory[usize::from(row.book)];
+        let Some(amount) = side_bytes(memory, row.kind) else { return false };
+        *amount = amount.wrapping_add(bytes);
+        if row.kind == MemoryKind::Pinned {
+            let book = &mut self.books[usize::from(row.book)];
+            book.pinned = memory.pinned_bytes;
+            book.post_pinned(row.cell, bytes);
+        }
+        true
     }
 
-    /// Returns the cells with the most live pinned memory, the largest first, each with its bytes. Reads all allocations of the
-    /// process if it has pinned memory.
+    /// Returns the cells with the most live pinned memory, the largest first, each with its bytes.
     pub fn pinned_cells(&self, book: usize) -> Vec<(CellId, i64)> {
-        if self.books.get(book).is_none_or(|book| book.pinned == 0) {
-            return Vec::new();
-        }
-        let mut cells: BTreeMap<CellId, i64> = BTreeMap::new();
-        let is_pinned = |row: &&Row| row.kind == MemoryKind::Pinned && usize::from(row.book) == book;
-        for row in self.allocations.values().filter(is_pinned) {
-            let bytes = cells.entry(row.cell).or_default();
-            *bytes = bytes.saturating_add(row.bytes as i64);
-        }
-        let mut cells: Vec<(CellId, i64)> = cells.into_iter().collect();
+        let cells = self.books.get(book).into_iter().flat_map(|book| &book.pinned_cells);
+        let mut cells: Vec<(CellId, i64)> = cells.map(|(cell, bytes)| (*cell, *bytes)).collect();
         cells.sort_by_key(|(cell, bytes)| (std::cmp::Reverse(*bytes), *cell));
         cells.truncate(PINNED_CELLS);
         cells
@@ -399,7 +395,14 @@ impl Holdings {
         {
             *before = peak_to;
         }
-        if !row.is(Row::UNBOOKED) && is_charged(row.kind) {
+        if row.is(Row::UNBOOKED) {
+            return;
+        }
+        if row.kind == MemoryKind::Pinned {
+            let book = &mut self.books[usize::from(row.book)];
+            book.post_pinned(row.cell, -(row.bytes as i64));
+            book.post_pinned(to, row.bytes as i64);
+        } else if is_charged(row.kind) {
             let book = &self.books[usize::from(row.book)];
             let carved = self.carved.get(&extent);
             let now = row.bytes.saturating_sub(carved.map_or(0, Carved::total));

@@ -49,7 +49,7 @@ impl Holdings {
             generation,
             ..Row::default()
         };
-        if !self.count_side_memory(book, kind, bytes as i64) {
+        if !self.count_side_memory(&row, bytes as i64) {
             self.book(book).post(cell, bytes as i64);
             self.note_row(Extent::Backing(stamp.seq), &row, 0, bytes);
         }
@@ -100,8 +100,8 @@ impl Holdings {
         }
         let more = bytes - backing.row.bytes;
         backing.row.bytes = bytes;
-        let (book, kind) = (backing.row.book, backing.row.kind);
-        self.count_side_memory(book, kind, more as i64);
+        let row = backing.row;
+        self.count_side_memory(&row, more as i64);
     }
 
     /// Marks a mapping as restated if its unmap is in flight; returns whether it is. A restated mapping exists, so if the end of
@@ -242,7 +242,7 @@ impl Holdings {
         if backing.leaving {
             self.count_in_flight(&row, false);
         }
-        if !self.count_side_memory(row.book, row.kind, -(row.bytes as i64)) {
+        if !self.count_side_memory(&row, -(row.bytes as i64)) {
             self.uncarve_all(Extent::Backing(id), &row);
             self.book(row.book).post(row.cell, -(row.bytes as i64));
             self.note_row(Extent::Backing(id), &row, row.bytes, 0);

@@ -201,3 +201,32 @@ fn forward_passes_are_counted_and_pinned_memory_has_points() {
     assert_eq!(cells, [], "the points by time are too few");
     assert!(matches!(trend(&s).pinned_cells[..], [(_, 4000)]));
 }
+
+#[test]
+fn cells_with_pinned_memory_add_up_to_it_at_each_record() {
+    let mut s = Script::new();
+    let add_up = |s: &Script, cells: &[(&str, i64)]| {
+        let names = s.process().cells;
+        let name = |cell: u32| names[cell as usize].tag.as_deref().unwrap_or("-");
+        let found = trend(s).pinned_cells;
+        assert_eq!(found.iter().map(|(cell, bytes)| (name(*cell), *bytes)).collect::<Vec<_>>(), cells);
+        let sum: i64 = cells.iter().map(|(_, bytes)| bytes).sum();
+        assert_eq!(s.account().beside.pinned_bytes, sum);
+    };
+    let pin = |s: &mut Script, address, bytes| s.alloc_as(address, bytes, MemoryKind::Pinned, 0);
+    let loader = pin(s.tag("loader"), 1, 1000);
+    pin(s.tag("cache"), 2, 300);
+    s.tag("weights").alloc(3, 5000);
+    add_up(&s, &[("loader", 1000), ("cache", 300)]);
+    // A retag moves the bytes to another cell.
+    let use_as = (Role::Unknown, Phase::Unknown);
+    s.tag("cache").say(Body::Retag { address: 1, block_seq: loader, pool: 0, use_as });
+    add_up(&s, &[("cache", 1000), ("cache", 300)]);
+    // Memory is pinned until its free has ended.
+    let free = s.begin(1);
+    add_up(&s, &[("cache", 1000), ("cache", 300)]);
+    s.end(free, 0);
+    add_up(&s, &[("cache", 300)]);
+    s.free(2);
+    add_up(&s, &[]);
+}

@@ -218,8 +218,8 @@ impl Script {
     }
 }
 
-/// Checks that live blocks and the bytes in no block add up to the tracked bytes. Returns the bytes of the live blocks of the
-/// first account.
+/// Checks that live blocks and the bytes in no block add up to the tracked bytes, and cells to the pinned bytes. Returns the
+/// bytes of the live blocks of the first account.
 pub fn verify_blocks(ledger: &Ledger, process: &ProcessView) -> i64 {
     let live = process.accounts.iter().enumerate().map(|(index, account)| {
         let blocks = ledger.blocks(process.key, index).blocks;
@@ -228,6 +228,11 @@ pub fn verify_blocks(ledger: &Ledger, process: &ProcessView) -> i64 {
         let amounts = process.cells.iter().zip(&account.amounts);
         let rest: i64 = amounts.filter(|(cell, _)| in_no_block(cell)).map(|(_, bytes)| bytes).sum();
         assert_eq!(live as i64 + rest, account.tracked_bytes, "blocks and bytes in no block");
+        let pinned = ledger.trend(process.key, index).pinned_cells;
+        if pinned.len() < gpumem_model::growth::PINNED_CELLS {
+            let sum: i64 = pinned.iter().map(|(_, bytes)| bytes).sum();
+            assert_eq!(sum, account.beside.pinned_bytes, "cells of pinned memory");
+        }
         live as i64
     });
     live.collect::<Vec<_>>().first().copied().unwrap_or(0)
