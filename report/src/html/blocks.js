@@ -35,14 +35,17 @@ function stackBlocks({ rows, to, from }) {
   return { polygons, tops };
 }
 
-// Returns the height of the polygons, the smaller blocks and the bytes in no block, from each time on at which one changes.
+// Returns the height of the polygons, the smaller blocks and the bytes in no block, from each time on at which one changes. The
+// times of the levels may be rounded, so the smaller blocks get at most the tracked bytes above the polygons.
 function levelsOf(data, tops) {
   const times = [...new Set([...tops.map(([t]) => t), ...data.levels.map(([t]) => t)])].sort((a, b) => a - b);
   let [top, level] = [-1, -1];
   return times.map((t) => {
     while (tops[top + 1]?.[0] <= t) top++;
     while (data.levels[level + 1]?.[0] <= t) level++;
-    return { t, top: tops[top]?.[1] ?? 0, smaller: data.levels[level]?.[1] ?? 0, free: data.levels[level]?.[2] ?? 0 };
+    const [height, [, most, tracked]] = [tops[top]?.[1] ?? 0, data.levels[level] ?? [0, 0, 0]];
+    const smaller = Math.min(most, Math.max(0, tracked - height));
+    return { t, top: height, smaller, free: Math.max(0, tracked - height - smaller) };
   });
 }
 

@@ -1,7 +1,8 @@
 //! Single blocks of the last steps: the data for the page's picture of blocks.
 //!
-//! The largest blocks are polygons. Blocks with one name that are live all the time are one polygon. The other blocks are one band, and the bytes in no block another. At each time polygons and
-//! bands add up to the tracked bytes.
+//! The largest blocks are polygons. Blocks with one name that are live all the time are one polygon. The other blocks are one band,
+//! and the bytes in no block another. At each time polygons and bands add up to the tracked bytes. If these change very often, the
+//! times of their changes are rounded.
 
 use super::data::Context;
 use crate::encode::object;
@@ -19,8 +20,8 @@ const MOST_STEPS: usize = 16;
 const LEAST_STEPS: usize = 3;
 /// Maximum number of corners of all polygons. With more, drawing takes longer than a frame.
 const MOST_CORNERS: usize = 120_000;
-/// Maximum number of times at which the bands change.
-const MOST_LEVELS: usize = 8192;
+/// Maximum number of times at which the bands change, for each polygon that may be drawn.
+const MOST_LEVELS: usize = 2;
 
 /// Returns the blocks of the last steps; `None` if the run has none.
 pub(super) fn blocks(context: Context<'_>, device: &Device) -> Option<impl Serialize + use<>> {
@@ -33,7 +34,7 @@ pub(super) fn blocks(context: Context<'_>, device: &Device) -> Option<impl Seria
     let count = shown.len();
     let (shown, merged) = merged(shown);
     let drawn = drawn(&shown, context.limits.blocks);
-    let levels = levels(all, from_ns, &shown, &drawn);
+    let levels = levels(all, from_ns, (&shown, &drawn), MOST_LEVELS * context.limits.blocks);
     // Times are counted from the begin of the picture, which makes the file smaller.
     let offset = |time_ns: u64| time_ns.saturating_sub(from_ns);
     let mut cells: BTreeMap<u32, usize> = BTreeMap::new();
@@ -61,7 +62,7 @@ pub(super) fn blocks(context: Context<'_>, device: &Device) -> Option<impl Seria
     Some(object! {
         // Begin and end of the picture.
         from: context.origin.offset_ns(from_ns),
-        to: context.origin.offset_ns(all.to_ns.max(from_ns + 1)),
+        to: context.origin.offset_ns(all.to_ns.max(from_ns.saturating_add(1))),
         steps: steps.map(|&(time_ns, number)| (offset(time_ns), number)).collect::<Vec<_>>(),
         // Name, source line, role, phase, and codes in each grouping.
         names: known,
@@ -69,8 +70,8 @@ pub(super) fn blocks(context: Context<'_>, device: &Device) -> Option<impl Seria
         rows,
         // Number of blocks in the picture, with those that are not in `rows`.
         count,
-        // Bytes of the smaller blocks and bytes in no block, from a time on.
-        levels: levels.into_iter().map(|(time_ns, smaller, free)| (offset(time_ns), smaller, free)).collect::<Vec<_>>(),
+        // Bytes of the smaller blocks and tracked bytes, from a time on.
+        levels: levels.into_iter().map(|(time_ns, smaller, tracked)| (offset(time_ns), smaller, tracked)).collect::<Vec<_>>(),
     })
 }
 
@@ -133,33 +134,40 @@ fn corners(stacked: &[Block]) -> usize {
     count
 }
 
-/// Returns the bytes of the blocks that are not drawn, and the bytes in no block, from each time on at which they change.
-fn levels(all: &Blocks, from_ns: u64, shown: &[Block], drawn: &[Block]) -> Vec<(u64, i64, i64)> {
-    // Changes of the bytes: in blocks, in drawn blocks, and of the tracked bytes.
-    let mut changes: BTreeMap<u64, [i64; 3]> = BTreeMap::new();
-    for (part, blocks) in [shown, drawn].into_iter().enumerate() {
+/// Returns the bytes of the blocks that are not drawn, and the tracked bytes, from each time on at which they change. Rounds the
+/// times if there are more than `most`.
+fn levels(
+    all: &Blocks,
+    from_ns: u64,
+    (shown, drawn): (&[Block], &[Block]),
+    most: usize,
+) -> Vec<(u64, i64, i64)> {
+    // Changes of the bytes in blocks that are not drawn, and of the tracked bytes. The sum of all blocks may exceed 64 bits.
+    let mut changes: BTreeMap<u64, [i128; 2]> = BTreeMap::new();
+    for (blocks, sign) in [(shown, 1), (drawn, -1)] {
         for block in blocks {
-            let bytes = i64::try_from(block.bytes).unwrap_or(i64::MAX);
-            changes.entry(block.made_ns.unwrap_or(from_ns)).or_default()[part] += bytes;
+            let bytes = sign * i128::from(block.bytes);
+            changes.entry(block.made_ns.unwrap_or(from_ns)).or_default()[0] += bytes;
             if let Some(freed_ns) = block.freed_ns {
-                changes.entry(freed_ns).or_default()[part] -= bytes;
+                changes.entry(freed_ns).or_default()[0] -= bytes;
             }
         }
     }
     let mut tracked = 0;
     for &(time_ns, bytes) in &all.tracked {
-        changes.entry(time_ns.max(from_ns)).or_default()[2] += bytes - tracked;
-        tracked = bytes;
+        changes.entry(time_ns.max(from_ns)).or_default()[1] += i128::from(bytes) - tracked;
+        tracked = bytes.into();
     }
-    let width_ns = all.to_ns.saturating_sub(from_ns).div_ceil(MOST_LEVELS as u64).max(1);
-    let is_thinned = changes.len() > MOST_LEVELS;
-    let mut now = [0; 3];
+    changes.retain(|_, change| *change != [0; 2]);
+    let width_ns = all.to_ns.saturating_sub(from_ns).div_ceil(most.max(1) as u64).max(1);
+    let is_thinned = changes.len() > most;
+    let mut now = [0_i128; 2];
+    let within = |bytes: i128| bytes.clamp(0, i64::MAX.into()) as i64;
     let mut levels: Vec<(u64, i64, i64)> = Vec::new();
     for (time_ns, change) in changes {
         now.iter_mut().zip(change).for_each(|(now, change)| *now += change);
-        let level = (time_ns, now[0] - now[1], now[2] - now[0]);
+        let level = (time_ns, within(now[0]), within(now[1]));
         match levels.last_mut() {
-            Some(last) if (last.1, last.2) == (level.1, level.2) => {}
             Some(last) if is_thinned && last.0 / width_ns == time_ns / width_ns => {
                 (last.1, last.2) = (level.1, level.2)
             }
@@ -184,6 +192,10 @@ fn name(context: Context<'_>, index: u32) -> (String, String, String, String, [i
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Report;
+    use crate::html::html;
+    use crate::html::tests::run_of_a_log;
+    use crate::rules::Groupings;
 
     fn block(bytes: u64, made_ns: Option<u64>, freed_ns: Option<u64>) -> Block {
         Block { address: bytes, bytes, cell: 0, made_ns, freed_ns }
@@ -199,16 +211,49 @@ mod tests {
         let drawn = drawn(&all.blocks, 20);
         assert_eq!(drawn.len(), 20);
         assert!(drawn.iter().all(|block| block.bytes >= 80), "the largest");
-        let levels = levels(&all, 0, &all.blocks, &drawn);
+        let levels = levels(&all, 0, (&all.blocks, &drawn), 1000);
         for time_ns in 0..1000 {
             let is_live = |block: &&Block| {
                 block.made_ns <= Some(time_ns) && block.freed_ns.is_none_or(|freed| freed > time_ns)
             };
             let live: u64 = drawn.iter().filter(is_live).map(|block| block.bytes).sum();
+            let is_smaller = |block: &&Block| is_live(block) && !drawn.contains(block);
+            let smaller: u64 = all.blocks.iter().filter(is_smaller).map(|block| block.bytes).sum();
             let level = levels.iter().rfind(|level| level.0 <= time_ns).expect("from the begin");
             let tracked = all.tracked.iter().rfind(|(from, _)| *from <= time_ns).expect("from the begin").1;
-            assert_eq!(live as i64 + level.1 + level.2, tracked, "at {time_ns}");
+            assert_eq!((level.1, level.2), (smaller as i64, tracked), "at {time_ns}");
+            assert!(live as i64 + level.1 <= tracked, "at {time_ns}");
         }
+    }
+
+    #[test]
+    fn tracked_bytes_are_right_between_rounded_times_and_levels_are_bounded() {
+        // A large block, and many small ones, are made and freed in memory that is always there.
+        let mut all = Blocks { to_ns: 1_000_000, tracked: vec![(0, 1 << 30)], ..Blocks::default() };
+        all.blocks = (0..15_000).map(|at| block(9, Some(at * 60 + 1), Some(at * 60 + 50))).collect();
+        all.blocks.push(block(1 << 29, Some(500_017), Some(600_003)));
+        let drawn = drawn(&all.blocks, 1);
+        for most in [1, 500, 8000, usize::MAX] {
+            let levels = levels(&all, 0, (&all.blocks, &drawn), most);
+            assert!(levels.len() <= most.saturating_add(1), "{} of {most}", levels.len());
+            for &(time_ns, smaller, tracked) in &levels {
+                assert_eq!((smaller / 10, tracked), (0, 1 << 30), "at {time_ns}");
+            }
+        }
+    }
+
+    #[test]
+    fn sizes_and_times_may_have_any_value() {
+        let mut all = Blocks { from_ns: u64::MAX, to_ns: u64::MAX, ..Blocks::default() };
+        all.blocks = vec![block(u64::MAX, Some(u64::MAX), None), block(1 << 48, None, None)];
+        all.blocks.extend((0..1 << 15).map(|_| block(1 << 48, Some(u64::MAX), None)));
+        all.tracked = vec![(0, i64::MIN), (u64::MAX, i64::MAX)];
+        let levels = levels(&all, 7, (&all.blocks, &[]), 1000);
+        assert_eq!(levels, [(7, 1 << 48, 0), (u64::MAX, i64::MAX, i64::MAX)]);
+        let mut run = run_of_a_log();
+        run.devices[0].details.blocks = all;
+        let page = html(&Report::new(&run, Groupings::preset(None).clone(), None));
+        assert!(page.contains("\"levels\":[[0,"));
     }
 
     #[test]

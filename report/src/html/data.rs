@@ -35,6 +35,8 @@ pub(super) const OTHERS: i32 = -1;
 pub(super) const SMALLER: i32 = -2;
 /// Maximum number of categories that a grouping names.
 const MOST_NAMES: usize = 64;
+/// A picture of fewer single blocks is left out.
+const LEAST_BLOCKS: usize = 250;
 /// Maximum number of categories with a row in a statement and an area in the chart: one for each colour.
 const ROWS: usize = 13;
 
@@ -68,10 +70,15 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Returns half of these limits, down to a minimum that still shows something; `None` if they are at the minimum.
-    pub fn halved(self) -> Option<Self> {
+    /// Returns lower limits: first fewer single blocks, then half of the others, down to a minimum that still shows something;
+    /// `None` if they are at the minimum.
+    pub fn lowered(self) -> Option<Self> {
+        if self.blocks > 0 {
+            let blocks = if self.blocks > LEAST_BLOCKS { self.blocks / 4 } else { 0 };
+            return Some(Limits { blocks, ..self });
+        }
         (self.holdings > 8 || self.devices > 8).then(|| Limits {
-            blocks: self.blocks / 2,
+            blocks: 0,
             holdings: (self.holdings / 2).max(8),
             points: (self.points / 2).max(8),
             buckets: (self.buckets / 2).max(16),
@@ -143,7 +150,7 @@ pub(super) fn page(title: &str, reports: &[Report<'_>], limits: Limits) -> impl 
         // Index of the grouping that the page shows first.
         by: reports.first().map_or(0, |report| report.by as usize),
         // Whether data was left out or thinned because of the size limit.
-        thinned: limits.points < Limits::default().points || room == 0,
+        thinned: limits.blocks < Limits::default().blocks || room == 0,
         // Whether tags are shown. Otherwise the page contains nothing that is derived from tags.
         tags: limits.tags,
         processes,

@@ -7,7 +7,7 @@ function start() {
     h("header", {}, h("h1", {}, h("bdi", {}, DATA.title.replaceAll("  ", " · "))), PLACES.length > 1 || !process ? null : process.coverage.slice(0, 2).map((line) => h("p", { class: "soft" }, h("bdi", {}, line)))),
     links, tools(), over, panel);
   document.body.append(h("footer", {}, `Made by gpumemctl ${DATA.program} from one run: nothing in this file asks a network for anything.`,
-    DATA.thinned ? " The run has more than fits into 5 MB: courses are drawn with fewer points, and small names are sums." : ""));
+    DATA.thinned ? " The run has more than fits into 5 MB: it lacks single blocks, then points of courses and small names." : ""));
   const [, place] = /^#device-(\d+)$/.exec(location.hash) ?? [];
   if (PLACES[place]) state.place = Number(place);
   render({});

@@ -76,19 +76,19 @@ fn page(title: Option<&str>, reports: &[Report<'_>], words: &str) -> String {
     })
 }
 
-/// Halves the limits until the text that `make` returns has at most `most_bytes`, or until the limits are at their minimum.
+/// Lowers the limits until the text that `make` returns has at most `most_bytes`, or until the limits are at their minimum.
 fn limited(limits: Limits, most_bytes: usize, make: impl Fn(Limits) -> String) -> String {
     let mut limits = limits;
     loop {
         let text = make(limits);
-        match limits.halved() {
+        match limits.lowered() {
             Some(fewer) if text.len() > most_bytes => limits = fewer,
             _ => return text,
         }
     }
 }
 
-/// Returns a report as data for the script of a page that requests it repeatedly. Halves the limits until the data has at most
+/// Returns a report as data for the script of a page that requests it repeatedly. Lowers the limits until the data has at most
 /// `most_bytes`, if possible. `tags`: whether the data contains tags.
 pub fn data(report: &Report<'_>, tags: bool, most_bytes: usize) -> String {
     let title = text::heading(report);
@@ -207,6 +207,14 @@ fn color_style() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rules::Groupings;
+    use gpumem_model::blocks::{Block, Blocks};
+    use gpumem_model::run::Run;
+
+    pub fn run_of_a_log() -> Run {
+        let log = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/small-train.log");
+        gpumem_import::read_file(&log, None).expect("a log").remove(0)
+    }
 
     #[test]
     fn nothing_ends_the_document() {
@@ -217,6 +225,40 @@ mod tests {
         assert!(inert.contains('\u{1f600}'), "{inert}");
         assert_eq!(serde_json::from_str::<String>(&inert).expect("JSON still"), bad);
         assert_eq!(markup("<a b='\"&'>"), "&lt;a b=&#39;&quot;&amp;&#39;&gt;");
+    }
+
+    #[test]
+    fn single_blocks_are_the_first_to_be_left_out() {
+        let mut limits = Limits::default();
+        while limits.blocks > 0 {
+            let lower = limits.lowered().expect("fewer blocks");
+            assert!(lower.blocks < limits.blocks);
+            let others = Limits { blocks: limits.blocks, ..lower };
+            assert_eq!(format!("{others:?}"), format!("{limits:?}"));
+            limits = lower;
+        }
+        assert_eq!(limits.lowered().map(|lower| lower.points), Some(128));
+    }
+
+    #[test]
+    fn each_of_many_processes_with_single_blocks_has_its_details() {
+        let made_ns = (1..=4200).map(|at| at * 1_000_003);
+        let blocks = made_ns.clone().map(|made_ns| Block {
+            address: made_ns << 12,
+            bytes: made_ns << 10,
+            cell: 0,
+            made_ns: Some(made_ns),
+            freed_ns: Some(made_ns + 2_000_001),
+        });
+        let mut run = run_of_a_log();
+        let details = &mut run.devices[0].details;
+        details.blocks = Blocks { to_ns: 4_202_100_000, blocks: blocks.collect(), ..Blocks::default() };
+        details.blocks.tracked = made_ns.map(|time_ns| (time_ns, time_ns as i64)).collect();
+        let reports: Vec<Report<'_>> =
+            (0..28).map(|_| Report::new(&run, Groupings::preset(None).clone(), None)).collect();
+        let page = group("many", &reports, "");
+        assert!(page.len() <= MAX_BYTES, "{}", page.len());
+        assert_eq!(page.matches("\"levels\":[[").count(), 28);
     }
 
     #[test]

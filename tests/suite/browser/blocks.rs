@@ -1,5 +1,6 @@
 //! The picture of single blocks in a report page: its polygons, the chosen block, search, zoom and keys.
 use super::html_report::Opened;
+use gpumem_model::blocks::Block;
 use gpumem_tests::pages::{Training, training, with_blocks};
 use serde_json::{Value, json};
 
@@ -16,6 +17,27 @@ fn blocks_are_stacked_without_overlap_and_add_up() {
     let drawn =
         page.eval("document.querySelectorAll('#blocks-plot .block').length").as_u64().expect("a number");
     assert!(drawn > 100, "{drawn}");
+    page.is_quiet();
+}
+
+#[test]
+fn the_sum_is_right_at_each_time_even_if_more_times_change_than_the_page_has() {
+    let mut run = with_blocks(training(Training::SMALL));
+    let all = &mut run.devices[0].details.blocks;
+    let (from_ns, first) = (all.from_ns, all.blocks[0]);
+    let made = |at: u64, bytes: u64, lives_ns: u64| Block {
+        address: at << 30,
+        bytes,
+        made_ns: Some(from_ns + at * 333_001),
+        freed_ns: Some(from_ns + at * 333_001 + lives_ns),
+        ..first
+    };
+    (all.steps, all.tracked) = (Vec::new(), vec![(from_ns, 1 << 30)]);
+    all.blocks = (1..15_000).map(|at| made(at, 1 << 20, 200_000)).collect();
+    all.blocks.extend((1..100).map(|at| made(at * 150, 1 << 29, 7_000_000)));
+    let Some(mut page) = Opened::of("many-blocks", &run) else { return };
+    let wrong = page.eval("(() => { const data = here().device.detail.blocks; const levels = levelsOf(data, stackBlocks(data).tops); return [data.levels.length > 4000, levels.filter((level) => level.top + level.smaller + level.free !== 2 ** 30).length]; })()");
+    assert_eq!(wrong, json!([true, 0]));
     page.is_quiet();
 }
 
