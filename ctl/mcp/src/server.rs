@@ -8,9 +8,10 @@ use rmcp::model::{
     PaginatedRequestParams, ServerCapabilities, ServerConfig, Tool,
 };
 use rmcp::service::{RequestContext, RoleServer};
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::sync::Semaphore;
 
@@ -20,6 +21,8 @@ const OUTPUT_BYTES: u64 = 64 << 20;
 const ERROR_BYTES: u64 = 4000;
 /// Number of gpumemctl processes at a time. Further calls wait.
 const PROCESSES: usize = 2;
+/// Longest time that a gpumemctl process may take.
+const TIME_LIMIT: Duration = Duration::from_secs(120);
 
 pub(crate) struct Server {
     running: Semaphore,
@@ -39,10 +42,7 @@ impl Server {
         })?;
         let words = command.words(&request.arguments.unwrap_or_default())?;
         let _turn = self.running.acquire().await.map_err(|error| error.to_string())?;
-        let ran = run(&words).await.map_err(|error| {
-            format!("gpumemctl did not run: {error}; install it beside gpumem-mcp or in PATH (gpumemctl --version)")
-        })?;
-        answer(ran, &words)
+        answer(run(&gpumemctl(), &words, TIME_LIMIT).await?, &words)
     }
 }
 
@@ -93,14 +93,34 @@ struct Ran {
     error: Vec<u8>,
 }
 
-/// Runs gpumemctl, which is killed if the call is cancelled.
-async fn run(words: &[String]) -> io::Result<Ran> {
-    let mut command = tokio::process::Command::new(gpumemctl());
+/// Runs gpumemctl, which is killed at the time limit or if the call is cancelled. The error is text for the client.
+async fn run(program: &OsStr, words: &[String], limit: Duration) -> Result<Ran, String> {
+    let ran = tokio::time::timeout(limit, outcome(program, words)).await.map_err(|_| {
+        format!(
+            "gpumemctl {} took longer than {} s and was ended; select less, such as one process or device",
+            asked(words),
+            limit.as_secs()
+        )
+    })?;
+    ran.map_err(|error| {
+        format!(
+            "gpumemctl did not run: {error}; install it beside gpumem-mcp or in PATH (gpumemctl --version)"
+        )
+    })
+}
+
+async fn outcome(program: &OsStr, words: &[String]) -> io::Result<Ran> {
+    let mut command = tokio::process::Command::new(program);
     command.args(words).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
     let mut child = command.spawn()?;
     let (output, error) = (child.stdout.take(), child.stderr.take());
     let (output, error) = tokio::try_join!(read(output, OUTPUT_BYTES), read(error, ERROR_BYTES))?;
     Ok(Ran { status: child.wait().await?, output, error })
+}
+
+/// Returns the command of gpumemctl in a command line.
+fn asked(words: &[String]) -> &str {
+    words.first().map_or("", String::as_str)
 }
 
 /// Returns gpumemctl's path: beside this program, or else a name to be found in PATH.
@@ -124,7 +144,7 @@ fn answer(ran: Ran, words: &[String]) -> Result<Vec<ContentBlock>, String> {
     if ran.error.len() as u64 > ERROR_BYTES {
         error.push_str("...");
     }
-    let asked = words.first().map_or("", String::as_str);
+    let asked = asked(words);
     if ran.output.len() as u64 > OUTPUT_BYTES {
         return Err(format!(
             "gpumemctl {asked} printed more than {OUTPUT_BYTES} bytes; select less, such as one process or device"
@@ -145,4 +165,17 @@ fn answer(ran: Ran, words: &[String]) -> Result<Vec<ContentBlock>, String> {
     })?;
     let notes = note.into_iter().chain(Some(error).filter(|error| !error.is_empty()));
     Ok([document].into_iter().chain(notes).map(ContentBlock::text).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_does_not_end_is_an_error() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let words = ["600".to_owned()];
+        let ran = runtime.block_on(run(OsStr::new("sleep"), &words, Duration::from_millis(1)));
+        assert!(ran.is_err_and(|error| error.contains("took longer than")));
+    }
 }
