@@ -16,7 +16,7 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::sync::Semaphore;
 
 /// Longest output of gpumemctl that is read, in bytes; a report of a large recording has a few million.
-const OUTPUT_BYTES: u64 = 64 << 20;
+const OUTPUT_BYTES: u64 = 8 << 20;
 /// Longest error of gpumemctl that is passed on, in bytes.
 const ERROR_BYTES: u64 = 4000;
 /// Number of gpumemctl processes at a time. Further calls wait.
@@ -42,7 +42,9 @@ impl Server {
         })?;
         let words = command.words(&request.arguments.unwrap_or_default())?;
         let _turn = self.running.acquire().await.map_err(|error| error.to_string())?;
-        answer(run(&gpumemctl(), &words, TIME_LIMIT).await?, &words)
+        let ran = run(&gpumemctl(), &words, TIME_LIMIT).await?;
+        let answer = tokio::task::spawn_blocking(move || answer(ran, &words)).await;
+        answer.map_err(|error| error.to_string())?
     }
 }
 
