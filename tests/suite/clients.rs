@@ -207,7 +207,7 @@ fn cupti_finalised_by_another_client_is_reported() {
     node.until_the_agent_has_looked();
     program.does("finalize", "finalize 0");
     program.say("alloc b 10");
-    let text = node.until_doctor_says(&program, "CUPTI was finalized by another client, for");
+    let text = node.until_doctor_says(&program, "CUPTI was finalized by another client");
     assert!(text.contains("TEARDOWN_CUPTI=1"), "{text}");
     let report = node.until_covered(&program, 1);
     assert_eq!(report["coverage"]["blind"][0]["why"], "CUPTI was finalized by another client");

@@ -130,7 +130,7 @@ fn children_of_a_launcher_are_one_job() {
     let trainer = trainer.get_program().to_string_lossy().into_owned();
     let rank = |rank: u32| {
         format!(
-            "RANK={rank} LOCAL_RANK={rank} WORLD_SIZE=2 '{trainer}' --devices {rank} --steps 150 --step-ms 5"
+            "RANK={rank} LOCAL_RANK={rank} WORLD_SIZE=2 '{trainer}' --devices {rank} --steps 400 --step-ms 5"
         )
     };
     let script = format!("{} & {} & wait", rank(0), rank(1));
