@@ -62,7 +62,7 @@ pub(crate) enum Command {
     Import(Import),
     /// Export a run to a file, for another machine
     Export(Export),
-    /// Start, stop or pause the recording of a running process
+    /// Record a running process to a file, or pause its agent
     Record(Record),
     /// Mark this moment with a name in the runs of live processes
     Mark(Mark),

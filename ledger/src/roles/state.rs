@@ -180,7 +180,7 @@ pub(crate) struct PhaseReports {
     pub epoch: u64,
     /// Whether any phase was reported, so that blocks without a phase need a role too.
     pub any_phase: bool,
-    /// Whether allocations are being replayed after a resync.
+    /// Whether the ledger derives the roles of blocks that a resync added. Steps and passes are not measured meanwhile.
     pub is_replay: bool,
 }
 

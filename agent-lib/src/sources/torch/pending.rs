@@ -94,7 +94,7 @@ fn next(hook: usize) -> *mut c_void {
     (0..1000).map(|_| patch::next(hook)).find(|next| !next.is_null()).unwrap_or_default()
 }
 
-/// Replacement for cudaEventQuery in its slot.
+/// PyTorch calls this in place of cudaEventQuery. It calls the original, and notes an event that is complete.
 ///
 /// # Safety
 /// Must be called with cudaEventQuery's argument.
