@@ -157,11 +157,8 @@ fn several_devices(processes: usize, devices: &[(&Report<'_>, &Device)]) -> Vec<
 
 /// Returns the largest categories, the sum of the others, and idle memory, as text that adds up to `tracked` as printed.
 fn composition(report: &Report<'_>, moment: &Moment, unit: Unit, named: usize) -> String {
-    let composition = report.composition(moment, report.by);
-    let pool_idle = composition.pool_idle;
-    let opaque = ("opaque pools".to_owned(), composition.opaque);
-    let categories = composition.categories.into_iter().chain([opaque]);
-    let parts = ranked_parts(categories.chain(report.others_by_name(moment, report.by)));
+    let pool_idle = report.composition(moment, report.by).pool_idle;
+    let parts = ranked_parts(report.busy_parts(moment));
     let mut parts = folded_parts(parts, named + 1, |number| format!("{number} smaller"));
     if pool_idle != 0 {
         parts.push(("idle".to_owned(), pool_idle));

@@ -233,12 +233,6 @@ impl Composition {
     pub fn ranked(self) -> Vec<(String, i64)> {
         ranked_parts(self.categories)
     }
-
-    /// Returns all parts but idle memory, with the names that the rows of a statement have. `by` is the grouping.
-    fn busy_parts(self, by: GroupBy) -> impl Iterator<Item = (String, i64)> {
-        let rest = [(by.name_of_rest(), self.others), ("opaque pools", self.opaque)];
-        self.categories.into_iter().chain(rest.map(|(name, bytes)| (name.to_owned(), bytes)))
-    }
 }
 
 impl<'r> Report<'r> {
@@ -373,6 +367,13 @@ impl<'r> Report<'r> {
             }
             _ => vec![rest(total)],
         }
+    }
+
+    /// Returns all parts of a moment but idle memory, for a sentence.
+    fn busy_parts(&self, moment: &Moment) -> impl Iterator<Item = (String, i64)> {
+        let Composition { categories, opaque, .. } = self.composition(moment, self.by);
+        let opaque = ("opaque pools".to_owned(), opaque);
+        categories.into_iter().chain(self.others_by_name(moment, self.by)).chain([opaque])
     }
 
     /// Returns tags that rules of several categories match, as (tag, category that wins, other category).

@@ -104,7 +104,7 @@ impl Cut {
         (self.written.len() <= DOCUMENT_BYTES).then_some(())
     }
 
-    /// Writes a text, and returns what is written of it.
+    /// Writes a text of at most [`TEXT_CHARS`] characters, and returns it.
     fn write_text(&mut self, text: &str) -> String {
         let mut text = text;
         let mut end = "";

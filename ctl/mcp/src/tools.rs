@@ -36,9 +36,9 @@ enum Kind {
 
 /// Where gpumemctl takes an argument.
 enum Place {
-    /// A word of the command line that may be absent.
+    /// An optional argument without a name.
     Optional,
-    /// A word of the command line that must be present.
+    /// A required argument without a name.
     Required,
     Option(&'static str),
 }

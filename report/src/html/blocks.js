@@ -144,13 +144,7 @@ function blocksPanel(process, device) {
     ArrowRight: () => step(1), ArrowLeft: () => step(-1), ArrowUp: () => climb(1), ArrowDown: () => climb(-1), Home: () => choose(polygons[0]), End: () => choose(polygons[polygons.length - 1]),
     "+": () => zoom.by(0.5, middle()), "=": () => zoom.by(0.5, middle()), "-": () => zoom.by(2, middle()), 0: zoom.all,
   };
-  const shifted = { ArrowRight: () => zoom.pan(0.25), ArrowLeft: () => zoom.pan(-0.25) };
-  canvas.addEventListener("keydown", (event) => {
-    const act = (event.shiftKey && shifted[event.key]) || keys[event.key];
-    if (!act || event.ctrlKey || event.metaKey || event.altKey) return;
-    event.preventDefault();
-    act();
-  });
+  keyboard(canvas, zoom, keys);
   const point = (event) => { if (drawing && !state.isHeld) choose(drawing.blockAt(event.clientX, event.clientY)); };
   canvas.addEventListener("pointermove", point);
   canvas.addEventListener("click", point);

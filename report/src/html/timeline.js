@@ -181,13 +181,7 @@ function timeline(process, device, move) {
     p: () => toTime(peakTime()), n: () => toEvent(1), b: () => toEvent(-1),
     "+": () => zoomBy(0.5), "=": () => zoomBy(0.5), "-": () => zoomBy(2), 0: zoom.all,
   };
-  const shifted = { ArrowRight: () => zoom.pan(0.25), ArrowLeft: () => zoom.pan(-0.25) };
-  canvas.addEventListener("keydown", (event) => {
-    const act = (event.shiftKey && shifted[event.key]) || keys[event.key];
-    if (!act || event.ctrlKey || event.metaKey || event.altKey) return;
-    event.preventDefault();
-    act();
-  });
+  keyboard(canvas, zoom, keys);
   gestures(canvas, zoom, {
     whole,
     timeAt: (x) => (drawing ? drawing.timeAt(x) : whole[0]),

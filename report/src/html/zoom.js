@@ -44,6 +44,17 @@ function zoomer(whole, changed, key = "shown") {
   };
 }
 
+// Calls the action of a pressed key. Shift and an arrow move the shown part.
+function keyboard(canvas, zoom, keys) {
+  const shifted = { ArrowRight: () => zoom.pan(0.25), ArrowLeft: () => zoom.pan(-0.25) };
+  canvas.addEventListener("keydown", (event) => {
+    const act = (event.shiftKey && shifted[event.key]) || keys[event.key];
+    if (!act || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    act();
+  });
+}
+
 // Gestures on `canvas`. A drag with the mouse shows the chosen part, with Shift it moves the shown part, with Alt it looks at the
 // memory of the chosen part; a click looks at a moment. The wheel zooms with Ctrl or while the canvas has the focus, else it
 // scrolls the page. One finger moves the shown part, two fingers also zoom. `timeAt` converts a client pixel to a time.

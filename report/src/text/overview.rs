@@ -74,9 +74,8 @@ fn note(device: &Device, times: Times) -> String {
 /// Adds the largest categories of all devices together.
 fn largest(report: &Report<'_>, lines: &[Line], out: &mut Lines) {
     let parts = report.run.devices.iter().flat_map(|device| {
-        let composition = report.composition(&device.last, report.by);
-        let idle = ("idle".to_owned(), composition.pool_idle);
-        composition.busy_parts(report.by).chain([idle])
+        let idle = ("idle".to_owned(), report.composition(&device.last, report.by).pool_idle);
+        report.busy_parts(&device.last).chain([idle])
     });
     let sums = folded_parts(ranked_parts(sums(parts)), NAMED, |number| format!("({number} smaller)"));
     if sums.is_empty() {

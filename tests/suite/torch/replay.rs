@@ -201,7 +201,7 @@ fn assert_same(
     }
 }
 
-/// What is compared with one release.
+/// Comparisons of the model with one release.
 struct Proof {
     version: String,
     wheel: torch::Wheel,
@@ -257,7 +257,7 @@ impl Proof {
         println!("torch {}: {} runs, {failures} of them without memory at the end", self.version, runs.len());
     }
 
-    /// Checks the agent's recordings by themselves, and their replay under other settings by `runs`.
+    /// Checks the figures of the agent's recordings, and their replay under other settings by `runs`.
     fn check_recordings(&self, machine: &Machine, runs: &[Value]) {
         let agent = programs().ours.join("libgpumem.so");
         let files = machine.dir.join("%p.gpumem");

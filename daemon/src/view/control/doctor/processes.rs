@@ -8,6 +8,7 @@ use gpumem_ledger::{Blocked, ProcessView, Snapshot};
 use gpumem_model::checks::Check;
 use gpumem_model::control::{Finding, State};
 use gpumem_model::run::SUBSCRIPTION_HELD;
+use gpumem_model::units::plural;
 
 /// Maximum number of processes in a text. Further ones are only counted.
 const NAMED: usize = 4;
@@ -84,7 +85,7 @@ pub(super) fn add_findings(
 }
 
 fn count(processes: usize) -> String {
-    format!("{processes} {}", if processes == 1 { "process" } else { "processes" })
+    plural(processes as u64, "process")
 }
 
 fn used(process: &ProcessView) -> u64 {
