@@ -222,16 +222,17 @@ impl Sender {
         let mut pause = BUSY;
         loop {
             fault_injection::at("sender");
-            let is_last = finishing() || self.is_alone;
+            // Read before the round, so that the last round has the last records and the report of a panic.
+            let has_panicked = status::panicked();
+            let is_last = finishing() || self.is_alone || has_panicked;
             let taken = self.progress.packed_seq;
             let busy = self.round();
-            if is_last || status::panicked() {
-                let reason = if status::panicked() { ByeReason::Disarmed } else { ByeReason::Exit };
-                self.send_bye(reason);
+            if is_last && has_panicked == status::panicked() {
+                self.send_bye(if has_panicked { ByeReason::Disarmed } else { ByeReason::Exit });
                 self.link.close();
                 return true;
             }
-            if finishing() {
+            if finishing() || status::panicked() {
                 continue;
             }
             let taken = self.progress.packed_seq.saturating_sub(taken);
