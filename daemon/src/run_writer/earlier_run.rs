@@ -2,6 +2,7 @@
 
 use super::join_runs;
 use super::write_queue::QueuedRun;
+use gpumem_ledger::ProcessKey;
 use gpumem_model::run::Run;
 use gpumem_runs::store::{NewestPart, RunId, Store, StoreError};
 use std::sync::Arc;
@@ -9,6 +10,8 @@ use std::sync::Arc;
 /// A run whose process this daemon has not finished writing.
 #[derive(Default)]
 pub(super) struct OpenRun {
+    /// The process; `None` until the run is written or found in the store.
+    pub key: Option<ProcessKey>,
     /// Id of the run in the store; `None` while the store is closed.
     pub id: Option<RunId>,
     /// Whether this daemon has written to the stored run.
@@ -23,6 +26,8 @@ pub(super) struct OpenRun {
 pub(super) struct EarlierRun {
     /// Number of the part of the run that is being written; a long run is stored in parts.
     pub part: u32,
+    /// Number that this daemon gives the same part. It counts from 1, even if the store has parts of an earlier daemon.
+    pub own_part: u32,
     /// Run that an earlier daemon stored: this part, or the previous part if that is complete (rolled).
     pub before: Option<Arc<Run>>,
 }
@@ -88,9 +93,9 @@ fn begin(store: &mut Store, open: &mut OpenRun, queued: &QueuedRun) -> Result<Op
             }
             if is_rolled { (None, part + 1) } else { (Some(id), part) }
         }
-        None => (None, queued.run.coverage.part.map_or(1, |part| part.number)),
+        None => (None, own_part(&queued.run)),
     };
-    open.earlier.part = part;
+    (open.earlier.part, open.earlier.own_part) = (part, own_part(&queued.run));
     if id.is_none() {
         let joined = open.earlier.joined(&queued.run);
         let store_new = if queued.is_final { Store::insert_part } else { Store::begin_part };
@@ -105,12 +110,24 @@ fn begin(store: &mut Store, open: &mut OpenRun, queued: &QueuedRun) -> Result<Op
 impl EarlierRun {
     /// Returns the run joined with the data of an earlier daemon, with the store's part number; `None` if `run` needs no change.
     pub(crate) fn joined(&self, run: &Run) -> Option<Run> {
-        let mut joined = self.before.as_ref().map(|before| join_runs::join_runs(before, run));
-        let is_counted = |run: &Run| run.coverage.part.is_none_or(|part| part.number == self.part);
+        let later_parts = own_part(run).saturating_sub(self.own_part);
+        let before = self.before.as_ref().filter(|_| later_parts == 0);
+        let mut joined = before.map(|before| join_runs::join_runs(before, run));
+        let number = self.part.saturating_add(later_parts);
+        let is_counted = |run: &Run| run.coverage.part.is_none_or(|part| part.number == number);
         if !joined.as_ref().map_or(is_counted(run), is_counted) {
             let run = joined.get_or_insert_with(|| run.clone());
-            run.coverage.part.iter_mut().for_each(|part| part.number = self.part);
+            run.coverage.part.iter_mut().for_each(|part| part.number = number);
         }
         joined
     }
+
+    /// Returns the place of the parts that follow the complete part that was written.
+    pub(crate) fn after_roll(&self) -> EarlierRun {
+        EarlierRun { before: None, ..self.clone() }
+    }
+}
+
+fn own_part(run: &Run) -> u32 {
+    run.coverage.part.map_or(1, |part| part.number)
 }

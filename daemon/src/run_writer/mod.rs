@@ -418,15 +418,13 @@ impl WriterThread {
         }
         let (events, lost) = (join_runs::received_records(&before), before.coverage.lost);
         let program = before.coverage.programs.last().copied();
-        let earlier = EarlierRun { part: part + u32::from(is_rolled), before: Some(before) };
-        self.open.insert(uid, OpenRun { earlier, ..OpenRun::default() });
+        let earlier = EarlierRun { part: part + u32::from(is_rolled), own_part: 1, before: Some(before) };
+        self.open.insert(uid, OpenRun { key: Some(key), earlier, ..OpenRun::default() });
         Some(EarlierCounts { key, events, lost, program })
     }
 
     fn earlier_run(&self, key: ProcessKey) -> Option<EarlierRun> {
-        let has_key =
-            |earlier: &&EarlierRun| earlier.before.as_deref().is_some_and(|before| key_of(before) == key);
-        self.open.values().map(|open| &open.earlier).find(has_key).cloned()
+        self.open.values().find(|open| open.key == Some(key)).map(|open| open.earlier.clone())
     }
 
     fn find(&self, filter: &RunFilter) -> Vec<Run> {
@@ -537,10 +535,13 @@ impl WriterThread {
             let joined = open.earlier.joined(&first.run);
             self.shared.findings.update(joined.as_ref().unwrap_or(&first.run));
             lock(&self.shared.queue).finish_write(&first);
-            self.set_busy();
-            if first.is_final {
+            open.key = Some(key_of(&first.run));
+            if first.is_rolled() {
+                *open = OpenRun { key: open.key, earlier: open.earlier.after_roll(), ..OpenRun::default() };
+            } else if first.is_final {
                 self.open.remove(&first.uid);
             }
+            self.set_busy();
         }
     }
 

@@ -1,7 +1,7 @@
 //! The run writer with a store on disk.
 
 use super::*;
-use gpumem_model::run::{Clock, Coverage, Process, ProgramData, Source};
+use gpumem_model::run::{Clock, Coverage, Part, Process, ProgramData, Source};
 
 pub(super) fn run(events: u64) -> Run {
     Run {
@@ -41,6 +41,49 @@ fn of_a_process_that_is_over_nothing_is_recalled() {
     };
     assert_eq!(ask(7, State::Closed { time_ns: 1, status: None }), (None, 3));
     assert_eq!(ask(8, State::Open), (Some(5), 8), "the daemon that kept it has ended: the process may go on");
+    thread.end(Duration::from_secs(60));
+    std::fs::remove_dir_all(&dir).expect("removed");
+}
+
+/// This daemon counts the parts of a run from 1; users see the numbers of the store, also after a part is complete.
+#[test]
+fn parts_are_numbered_after_those_of_an_earlier_daemon() {
+    let dir = std::env::temp_dir().join(format!("gpumemd-numbered-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).expect("a folder");
+    let of = |part: Option<u32>, state| {
+        let process = Process { pid: 7, start_ticks: 9, ..Process::default() };
+        let mut run = Run { state, process, ..run(5) };
+        run.coverage.part = part.map(|number| Part { number, began_ns: 1, events_before: 0 });
+        run
+    };
+    let rolled = || State::Rolled { time_ns: 1 };
+    let start =
+        || RunWriter::start(dir.join("runs.sqlite"), Retention::default(), Arc::default()).expect("a thread");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let write = |writer: &RunWriter, run: Run| {
+        let is_final = run.state != State::Open;
+        writer.queue("boot:7:9".into(), run, Vec::new(), is_final);
+        while writer.status().waiting > 0 {
+            std::thread::yield_now();
+        }
+    };
+    let seen = |writer: &RunWriter, own: Option<u32>| {
+        let runs = runtime.block_on(writer.join_earlier(vec![of(own, State::Open)]));
+        (runs[0].coverage.part.map(|part| part.number), runs[0].coverage.events)
+    };
+    let (writer, thread) = start();
+    write(&writer, of(None, rolled()));
+    write(&writer, of(Some(2), State::Open));
+    thread.end(Duration::from_secs(60));
+
+    let (writer, thread) = start();
+    write(&writer, of(None, State::Open));
+    assert_eq!(seen(&writer, None), (Some(2), 10), "continues the open part of the earlier daemon");
+    assert_eq!(seen(&writer, Some(2)), (Some(3), 5), "the next part, before the complete one is written");
+    write(&writer, of(None, rolled()));
+    assert_eq!(seen(&writer, Some(2)), (Some(3), 5), "before its first checkpoint");
+    write(&writer, of(Some(2), State::Open));
+    assert_eq!(seen(&writer, Some(2)), (Some(3), 5));
     thread.end(Duration::from_secs(60));
     std::fs::remove_dir_all(&dir).expect("removed");
 }
