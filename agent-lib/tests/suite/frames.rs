@@ -102,6 +102,7 @@ fn recorded(python: &Path, folder: &Folder, script: &str, frames: &str) -> Vec<u
         .arg(library())
         .arg(here("python/gpumem/torch"))
         .env("GPUMEM_RECORD", &recording)
+        .env("GPUMEM_EXIT_WAIT_MS", "10000")
         .env("GPUMEM_FRAMES", frames)
         .env("PYTHONDONTWRITEBYTECODE", "1")
         .output()
