@@ -86,7 +86,9 @@ pub(super) fn growth(report: &Report<'_>, device: &Device, oom: Option<&Oom>) ->
     let by_step = Course::of_steps(report, device).and_then(|course| {
         course.judged(material, points.axis.name(), |judged| steps(points, judged, least_passes))
     });
-    let by_time = Course::over_time(report, device, oom, is_live)
+    // Activations of one forward pass grow until its end, however long it takes.
+    let is_one_pass = oom.is_some_and(|oom| oom.passes_without_backward.is_some_and(|passes| passes <= 1));
+    let by_time = Course::over_time(report, device, oom, if is_one_pass { outlives_a_pass } else { is_live })
         .and_then(|course| course.judged(material, "second", seconds));
     match (by_step, by_time) {
         (Some(by_step), Some(by_time)) if by_time.bytes as f64 > by_step.bytes as f64 * CLEARLY_LARGER => {
@@ -99,6 +101,10 @@ pub(super) fn growth(report: &Report<'_>, device: &Device, oom: Option<&Oom>) ->
 /// Returns whether memory of a cell is in use and not a parameter.
 fn is_live(cell: &Cell) -> bool {
     matches!(cell.class, Class::Direct | Class::Block) && cell.role.as_deref() != Role::Parameter.name()
+}
+
+fn outlives_a_pass(cell: &Cell) -> bool {
+    is_live(cell) && cell.role.as_deref() != Role::Activation.name()
 }
 
 /// Returns the number of steps, forward passes or periods of a judgement; `None` if it covers fewer than `least_passes` forward
@@ -445,6 +451,28 @@ mod tests {
         assert_eq!(parts(&[90, 5, 5, 0]), ["gradients"]);
         assert_eq!(parts(&[27, 53, 15, 5]), ["parameters", "gradients"]);
         assert_eq!(parts(&[-50, 0, 0, 0]), [""; 0]);
+    }
+
+    #[test]
+    fn activations_of_one_long_forward_pass_are_not_growth() {
+        let log = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/small-train.log");
+        let mut run = gpumem_import::read_file(&log, None).expect("a log").remove(0);
+        let role = Role::Activation.name().map(str::to_owned);
+        run.cells = vec![Cell { class: Class::Block, role, ..run.cells[0].clone() }];
+        let device = &mut run.devices[0];
+        let rising = |at: i64| Point {
+            time_ns: at as u64 * 1_000_000_000,
+            amounts: vec![(0, at << 30)].into(),
+            ..Point::default()
+        };
+        device.details.timeline.points = (1..40).map(rising).collect();
+        device.details.growth = Points::default();
+        let found = |passes| {
+            let oom = Oom { time_ns: u64::MAX, passes_without_backward: passes, ..Oom::default() };
+            let report = Report::new(&run, crate::rules::Groupings::default(), None);
+            growth(&report, &report.run.devices[0], Some(&oom)).map(|growth| growth.axis)
+        };
+        assert_eq!([found(Some(1)), found(Some(10)), found(None)], [None, Some("second"), Some("second")]);
     }
 
     #[test]

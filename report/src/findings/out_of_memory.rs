@@ -150,7 +150,7 @@ impl<'r> Request<'r> {
         (self.need > self.capacity).then(|| {
             let what = format!(
                 "one request of {} MiB is more than the {} MiB that the device can give",
-                mib(self.need),
+                mib(signed(self.oom.asked_bytes)),
                 mib(self.capacity)
             );
             Finding { share: 1.0, spare_bytes: None, ..self.finding(Kind::LargeRequest, self.need, what) }

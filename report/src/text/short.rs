@@ -2,7 +2,7 @@
 
 use super::prose;
 use super::table::{highest_reading, note, printed};
-use crate::findings::{self, Finding, Findings};
+use crate::findings::{self, Finding, Findings, Outcome};
 use crate::labels::{command_line_of, length_ns};
 use crate::lines::{Lines, clean_name};
 use crate::table::{Table, shorten};
@@ -22,9 +22,9 @@ const NUMBERS: usize = 24;
 /// Divisor: categories smaller than the total divided by this are summed in one row.
 const SMALLEST_PART: i64 = 1_000;
 const MOST_FINDINGS: usize = 4;
-/// Minimum share of the used bytes that must be in use when memory runs out in addition to those at the peak, for the table to
-/// show that moment.
-const MORE_IN_USE: f64 = 0.1;
+/// The table shows the moment when memory runs out if the bytes in use then differ from those at the peak by this share of the
+/// used bytes.
+const CLEARLY_DIFFERENT: f64 = 0.1;
 /// Number of lines of the screen that follow the notes.
 const LINES_AFTER_NOTES: usize = 2;
 /// Number of lines on the screen that are not rows of the table.
@@ -34,30 +34,39 @@ const OTHER_LINES: usize = 13;
 /// the peak of tracked memory or the last moment, whichever has more used bytes.
 fn moment<'d>(report: &Report<'_>, device: &'d Device) -> (Cow<'d, Moment>, &'static str) {
     let last = if report.run.state == State::Open { "now" } else { "at the end" };
-    let kind = report.window.map(|window| window.part);
-    let (moment, when) = match kind {
+    let (moment, when) = match report.window.map(|window| window.part) {
         Some(WindowKind::At) => (&device.peak, "at that time"),
         Some(_) => (&device.peak, "at the highest moment"),
-        None if used_or_tracked(&device.last) > used_or_tracked(&device.peak) => (&device.last, last),
-        None => (&device.peak, "at the peak"),
+        None => match failure(report, device) {
+            Some(failure) => return (Cow::Owned(failure), "when memory ran out"),
+            None if is_last_fuller(device) => (&device.last, last),
+            None => (&device.peak, "at the peak"),
+        },
     };
-    match failure(report, device).filter(|_| kind.is_none()) {
-        Some(failure) => (Cow::Owned(failure), "when memory ran out"),
-        None => (Cow::Borrowed(moment), when),
-    }
+    (Cow::Borrowed(moment), when)
+}
+
+fn is_last_fuller(device: &Device) -> bool {
+    used_or_tracked(&device.last) > used_or_tracked(&device.peak)
 }
 
 /// Returns the moment at which memory ran out if clearly more memory was in use then than at the peak: a pool that has taken all
-/// memory of the device may use less of it at the peak.
+/// memory of the device may use less of it at the peak. If the program ended, also returns it if clearly less was in use, or if
+/// the last moment would be shown, when some of the memory was free again.
 fn failure(report: &Report<'_>, device: &Device) -> Option<Moment> {
-    let (_, oom, _) = findings::decisive(report).filter(|(of, ..)| std::ptr::eq(*of, device))?;
+    let (_, oom, outcome) = findings::decisive(report).filter(|(of, ..)| std::ptr::eq(*of, device))?;
     let in_use = |amounts: &Amounts| held(report.run, amounts, |cell| cell.class != Class::PoolIdle);
-    let more = in_use(&oom.amounts).saturating_sub(in_use(&device.peak.amounts));
+    let more = in_use(&oom.amounts).saturating_sub(in_use(&device.peak.amounts)) as f64;
+    let clearly = CLEARLY_DIFFERENT * used_or_tracked(&device.peak)? as f64;
+    let is_end = outcome == Outcome::OutOfMemory && oom.tracked_bytes != 0;
+    if more < clearly && !(is_end && (-more >= clearly || is_last_fuller(device))) {
+        return None;
+    }
     let parts = [&device.last, &device.peak]
         .into_iter()
         .find_map(|moment| moment.parts.filter(|parts| Some(parts.sum()) == oom.untrackable_bytes));
     let read_ns = oom.device.as_ref().map_or(oom.time_ns, |device| device.read_ns);
-    (more as f64 >= MORE_IN_USE * used_or_tracked(&device.peak)? as f64).then(|| Moment {
+    Some(Moment {
         time_ns: oom.time_ns,
         tracked_bytes: Some(oom.tracked_bytes),
         amounts: oom.amounts.clone(),
@@ -314,29 +323,33 @@ mod tests {
     use crate::rules::Groupings;
     use gpumem_model::run::{Cell, Fate, Oom, OomKind};
 
-    /// A pool that has taken all memory of the device: its peak has more unused memory than the moment of the failure.
+    /// A pool that has taken all memory of the device may have more unused memory at its peak than when a request fails.
     #[test]
-    fn table_shows_the_failure_if_more_memory_was_in_use() {
+    fn table_shows_the_failure_if_other_memory_was_in_use() {
         const GIB: i64 = 1 << 30;
         let log = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/small-train.log");
         let mut run = gpumem_import::read_file(&log, None).expect("a log").remove(0);
         let of = |class| Cell { class, tag: None, ..run.cells[0].clone() };
         run.cells = vec![of(Class::Block), of(Class::PoolIdle)];
         let amounts = |in_use: i64, idle: i64| Amounts::from(vec![(0, in_use * GIB), (1, idle * GIB)]);
-        let device = &mut run.devices[0];
-        (device.peak.tracked_bytes, device.peak.amounts) = (Some(15 * GIB), amounts(1, 14));
-        (device.last.tracked_bytes, device.last.amounts) = (Some(0), Amounts::default());
-        let shown = |run: &mut Run, in_use: i64| {
-            let fate = Fate::Fatal { after_ns: 0, status: None };
-            let (amounts, tracked_bytes) = (amounts(in_use, 14 - in_use), 14 * GIB);
+        let mut shown = |(peak, failed): (i64, i64), last: i64, fate: Fate| {
+            let device = &mut run.devices[0];
+            (device.peak.tracked_bytes, device.peak.amounts) = (Some(15 * GIB), amounts(peak, 15 - peak));
+            (device.last.tracked_bytes, device.last.amounts) = (Some(last * GIB), amounts(last, 0));
+            let (amounts, tracked_bytes) = (amounts(failed, 14 - failed), 14 * GIB);
             let oom =
                 Oom { kind: OomKind::Device, fate, result: 2, amounts, tracked_bytes, ..Oom::default() };
-            run.devices[0].details.ooms = vec![oom];
-            let report = Report::new(run, Groupings::default(), None);
+            device.details.ooms = vec![oom];
+            let report = Report::new(&run, Groupings::default(), None);
             let (moment, when) = moment(&report, &report.run.devices[0]);
             (when, moment.tracked_bytes.map(|bytes| bytes / GIB))
         };
-        assert_eq!(shown(&mut run, 13), ("when memory ran out", Some(14)));
-        assert_eq!(shown(&mut run, 2), ("at the peak", Some(15)));
+        let fatal = Fate::Fatal { after_ns: 0, status: None };
+        let (failure, peak) = (("when memory ran out", Some(14)), ("at the peak", Some(15)));
+        assert_eq!(shown((1, 13), 0, fatal), failure);
+        assert_eq!(shown((1, 2), 0, fatal), peak);
+        assert_eq!(shown((13, 6), 0, fatal), failure, "half of the memory was freed, and is in small pieces");
+        assert_eq!(shown((13, 6), 0, Fate::Open), peak);
+        assert_eq!(shown((13, 13), 16, fatal), failure, "not the last moment, when some of it was freed");
     }
 }
