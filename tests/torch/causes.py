@@ -389,7 +389,7 @@ def logits_too_large():
 def second_optimizer():
     """The state of a second optimizer does not fit while the first exists."""
     with torch.device("cuda"):
-        model = Net(width=4096, depth=6)
+        model = Net(width=4096, depth=5)
     first = trained(model, 5, rows=64, width=4096)
     second = trained(model, 5, rows=64, width=4096)
     del first, second

@@ -1,6 +1,7 @@
 //! Changes for memory that the program needs: by role and module at the failed request, or else at the peak.
 
 use super::item::{Item, Kind, Memory, is_material, mib, place_of};
+use crate::findings::{is_of_second_optimizer, state_of_earlier_steps};
 use crate::names;
 use crate::{Report, held, most_used, sums};
 use gpumem_model::cell::without_sum;
@@ -17,8 +18,6 @@ const PART_SHARE: f64 = 0.2;
 const MODULE_SHARE: f64 = 0.4;
 /// Minimum number of completed steps through which a model keeps its gradients if no optimizer updates it.
 const KEPT_STEPS: u64 = 3;
-/// Growth of the optimizer's state, as a factor of its level in earlier steps, that only a second optimizer makes.
-const SECOND_STATE: f64 = 1.2;
 /// Parts into which the advice splits a large output.
 const CHUNKS: i64 = 8;
 
@@ -253,8 +252,7 @@ fn activations(device: &Device, parts: &Parts<'_>) -> Vec<Item> {
 /// Returns the changes for the optimizer's state and temporaries.
 fn optimizer(device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -> Vec<Item> {
     let mut items = Vec::new();
-    let rows = &device.details.iterations.rows;
-    let earlier = rows.iter().map(|row: &Iteration| row.optimizer_state.last_bytes).max().unwrap_or(0);
+    let earlier = state_of_earlier_steps(device);
     let is_in_step = oom.is_some_and(|oom| oom.phase.as_deref() == Phase::Optimizer.name());
     // A first step that fails has not made all of its state yet. Adam's has two values for each parameter. An optimizer without
     // any state, such as plain SGD, needs none.
@@ -262,7 +260,7 @@ fn optimizer(device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -> Vec<Item>
         true => (parts.optimizer.max(2 * parts.parameters), "2 x parameters, as Adam needs"),
         false => (parts.optimizer, "the state at that time"),
     };
-    if earlier > 0 && parts.optimizer as f64 > earlier as f64 * SECOND_STATE {
+    if is_of_second_optimizer(parts.optimizer, earlier) {
         let change = "Delete the first optimizer before the second one's first step";
         let item = Item::new(Kind::OptimizerState, Memory::OptimizerState, device, change);
         let formula = format!("{} of optimizer state in earlier steps", mib(earlier));

@@ -8,7 +8,9 @@ mod growth;
 mod out_of_memory;
 pub mod text;
 
-pub(crate) use out_of_memory::{FRAGMENTED_SHARE, of_request};
+pub(crate) use out_of_memory::{
+    FRAGMENTED_SHARE, is_of_second_optimizer, of_request, state_of_earlier_steps,
+};
 
 use crate::{Report, held, ooms, used_or_tracked};
 use gpumem_model::run::{Amounts, Class, Device, Fate, Oom, Run, State};

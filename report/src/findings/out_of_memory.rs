@@ -24,6 +24,10 @@ const LEAST_GROWTH: i64 = 1 << 20;
 
 /// Category of activations.
 const ACTIVATIONS: &str = "activations";
+/// Category of the optimizers' state.
+const OPTIMIZER_STATE: &str = "optimizer state";
+/// Growth of the optimizers' state, as a factor of its level in earlier steps, that only a second optimizer makes.
+const SECOND_STATE: f64 = 1.2;
 
 /// Data of a failed request, for finding its causes.
 struct Request<'r> {
@@ -40,6 +44,23 @@ struct Request<'r> {
     /// Number of bytes of the device that processes can use.
     capacity: i64,
     severity: Severity,
+}
+
+/// Returns the largest number of bytes of optimizer state at the end of a step; 0 before the first step has ended.
+pub(crate) fn state_of_earlier_steps(device: &Device) -> i64 {
+    device
+        .details
+        .iterations
+        .rows
+        .iter()
+        .map(|row: &Iteration| row.optimizer_state.last_bytes)
+        .max()
+        .unwrap_or(0)
+}
+
+/// Returns whether `bytes` of optimizer state are so many more than in earlier steps that a second optimizer made them.
+pub(crate) fn is_of_second_optimizer(bytes: i64, earlier: i64) -> bool {
+    earlier > 0 && bytes as f64 > earlier as f64 * SECOND_STATE
 }
 
 /// Returns the causes of a failed request, the most important first.
@@ -281,8 +302,12 @@ impl<'r> Request<'r> {
         parts.retain(|(_, part)| *part as f64 >= bytes as f64 * NAMED_SHARE);
         parts.truncate(NAMED);
         let module = self.activated_module(report).filter(|_| parts[0].0 == ACTIVATIONS);
+        let earlier = state_of_earlier_steps(self.device);
         let named = parts.iter().map(|(name, bytes)| match &module {
             Some(module) if name == ACTIVATIONS => format!("{name} of {} {}", escape(module), mib(*bytes)),
+            _ if name == OPTIMIZER_STATE && is_of_second_optimizer(*bytes, earlier) => {
+                format!("{name} {} ({} in earlier steps)", mib(*bytes), mib(earlier))
+            }
             _ => format!("{} {}", escape(name), mib(*bytes)),
         });
         let what = format!(
