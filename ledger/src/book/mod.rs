@@ -160,13 +160,13 @@ impl Book {
             self.role_changes += 1;
         }
         self.copied = false;
-        self.history.post(id, delta);
     }
 
     /// Adds bytes to a cell and to `tracked`; negative bytes are subtracted.
     #[inline]
     pub fn post(&mut self, cell: CellId, delta: i64) {
         self.change(cell, delta);
+        self.history.post(cell, delta);
         self.tracked = self.tracked.wrapping_add(delta);
     }
 
@@ -184,6 +184,7 @@ impl Book {
     pub fn shift(&mut self, from: CellId, to: CellId, bytes: i64) {
         self.change(from, bytes.wrapping_neg());
         self.change(to, bytes);
+        self.history.shift(from, to, bytes);
     }
 
     /// Moves bytes to another cell in the amounts at the peak, because they were live at the peak and now have another name.

@@ -5,19 +5,20 @@
 
 use crate::book::cells::CellId;
 use crate::book::rounding::Rounding;
-use std::collections::VecDeque;
 
 /// Time that the history covers (ns): the delay with which the begin of a reading arrives on a busy machine.
 const REACH_NS: u64 = 250_000_000;
-/// Maximum length of `postings` and of `entries`. 100,000 blocks a second have two postings each, so 16,384 postings cover 80 ms.
-const MAX_ENTRIES: usize = 1 << 14;
+/// Maximum length of a list of changes; a longer one loses its older half. 8,192 postings cover 80 ms of 100,000 blocks a second.
+const MAX_CHANGES: usize = 1 << 14;
+/// In place of a cell: the bytes come from outside of the book.
+const OUTSIDE: CellId = CellId::MAX;
 
+/// Bytes that moved from a cell to another.
 #[derive(Debug, Clone, Copy)]
 struct Posting {
-    /// As in [`HistoryEntry`].
-    reached_ns: u64,
-    cell: CellId,
-    delta: i64,
+    from: CellId,
+    to: CellId,
+    bytes: i64,
 }
 
 /// A record that changed `tracked`, or may have changed it.
@@ -32,12 +33,43 @@ pub(crate) struct BookChange {
     pub rounding: Rounding,
 }
 
-#[derive(Debug, Clone, Copy)]
-struct HistoryEntry {
-    change: BookChange,
-    /// Latest time of all records up to this one (ns). The records' own times may be out of order: a thread may be delayed
-    /// between taking its record number and reading the clock.
-    reached_ns: u64,
+/// The latest changes, each with the latest time of all records up to it (ns). The records' own times may be out of order: a thread
+/// may be delayed between taking its record number and reading the clock.
+#[derive(Debug)]
+struct Latest<T>(Vec<(u64, T)>);
+
+impl<T> Default for Latest<T> {
+    fn default() -> Self {
+        Latest(Vec::new())
+    }
+}
+
+impl<T> Latest<T> {
+    /// Adds a change. Returns the last one that was dropped to make room.
+    #[inline]
+    fn push(&mut self, reached_ns: u64, change: T) -> Option<(u64, T)> {
+        let is_full = self.0.len() == self.0.capacity();
+        let dropped = if is_full { self.make_room(reached_ns) } else { None };
+        self.0.push((reached_ns, change));
+        dropped
+    }
+
+    #[cold]
+    fn make_room(&mut self, now_ns: u64) -> Option<(u64, T)> {
+        let too_old = self.up_to(old_ns(now_ns));
+        let too_many = if self.0.len() >= MAX_CHANGES { MAX_CHANGES / 2 } else { 0 };
+        self.0.drain(..too_old.max(too_many)).next_back()
+    }
+
+    /// Returns the number of changes up to a time.
+    fn up_to(&self, time_ns: u64) -> usize {
+        self.0.partition_point(|(reached_ns, _)| *reached_ns <= time_ns)
+    }
+}
+
+/// Returns the time of the last changes that the history need not have.
+fn old_ns(now_ns: u64) -> u64 {
+    now_ns.saturating_sub(REACH_NS + 1)
 }
 
 /// Amounts of a book at an earlier time, and their changes since.
@@ -52,14 +84,13 @@ pub(crate) struct PastBook {
 
 #[derive(Debug, Default)]
 pub(crate) struct BookHistory {
-    postings: VecDeque<Posting>,
-    /// Number of postings (changes of one cell) of the record being booked; they get their time when the record ends.
-    open: usize,
-    /// Change of the rounding by that record so far.
+    postings: Latest<Posting>,
+    changes: Latest<BookChange>,
+    /// Change of the rounding by the record being booked, so far.
     open_rounding: Rounding,
-    entries: VecDeque<HistoryEntry>,
+    /// Latest time of all records so far, with the one being booked (ns).
     reached_ns: u64,
-    /// Bytes that driver calls in flight may have freed before the first entry.
+    /// Bytes that driver calls in flight may have freed before the first of `changes`.
     first_in_flight: i64,
     /// Time after which all changes are present (ns); `None` while no history is kept.
     complete_after_ns: Option<u64>,
@@ -68,9 +99,8 @@ pub(crate) struct BookHistory {
 impl BookHistory {
     /// Clears the history; changes from now on are kept.
     pub fn restart(&mut self, now_ns: u64, in_flight: i64) {
-        self.postings.clear();
-        self.entries.clear();
-        self.open = 0;
+        self.postings.0.clear();
+        self.changes.0.clear();
         self.open_rounding = Rounding::default();
         self.first_in_flight = in_flight;
         self.reached_ns = now_ns;
@@ -82,11 +112,23 @@ impl BookHistory {
         self.complete_after_ns.is_some()
     }
 
+    /// Begins or continues a record of `time_ns`, before it changes the book.
     #[inline]
-    pub fn post(&mut self, cell: CellId, delta: i64) {
-        if self.complete_after_ns.is_some() && delta != 0 {
-            self.postings.push_back(Posting { reached_ns: 0, cell, delta });
-            self.open += 1;
+    pub fn begin_record(&mut self, time_ns: u64) {
+        self.reached_ns = self.reached_ns.max(time_ns);
+    }
+
+    /// Notes bytes that a cell gets from outside of the book.
+    #[inline]
+    pub fn post(&mut self, cell: CellId, bytes: i64) {
+        self.shift(OUTSIDE, cell, bytes);
+    }
+
+    #[inline]
+    pub fn shift(&mut self, from: CellId, to: CellId, bytes: i64) {
+        if self.is_on() && bytes != 0 {
+            let dropped = self.postings.push(self.reached_ns, Posting { from, to, bytes });
+            self.complete_after_ns = self.complete_after_ns.max(dropped.map(|(reached_ns, _)| reached_ns));
         }
     }
 
@@ -95,59 +137,43 @@ impl BookHistory {
         self.open_rounding = self.open_rounding.plus(change);
     }
 
-    /// Ends the record that was booked: its postings get its time. Drops entries that are too old or too many.
+    /// Ends the record that was booked.
     #[inline]
     pub fn end_record(&mut self, mut change: BookChange) {
         change.rounding = std::mem::take(&mut self.open_rounding);
-        let Some(complete_after_ns) = &mut self.complete_after_ns else { return };
-        self.reached_ns = self.reached_ns.max(change.time_ns);
-        let reached_ns = self.reached_ns;
-        let count = self.postings.len();
-        for posting in self.postings.range_mut(count - self.open..) {
-            posting.reached_ns = reached_ns;
-        }
-        self.open = 0;
-        let is_different = self.entries.back().is_none_or(|last| {
-            (last.change.tracked, last.change.in_flight) != (change.tracked, change.in_flight)
-        });
-        if is_different || change.entered.is_some() || change.rounding != Rounding::default() {
-            self.entries.push_back(HistoryEntry { change, reached_ns });
-        }
-        let old_ns = reached_ns.saturating_sub(REACH_NS);
-        let mut drop = |reached_ns: u64, count: usize| {
-            let is_dropped = reached_ns < old_ns || count > MAX_ENTRIES;
-            if is_dropped {
-                *complete_after_ns = (*complete_after_ns).max(reached_ns);
-            }
-            is_dropped
-        };
-        while self.postings.front().is_some_and(|first| drop(first.reached_ns, self.postings.len())) {
-            self.postings.pop_front();
-        }
-        while let Some(first) = self.entries.front().copied()
-            && drop(first.reached_ns, self.entries.len())
+        let is_different = self
+            .changes
+            .0
+            .last()
+            .is_none_or(|(_, last)| (last.tracked, last.in_flight) != (change.tracked, change.in_flight));
+        if self.is_on()
+            && (is_different || change.entered.is_some() || change.rounding != Rounding::default())
         {
-            self.first_in_flight = first.change.in_flight;
-            self.entries.pop_front();
+            let dropped = self.changes.push(self.reached_ns, change);
+            self.first_in_flight = dropped.map_or(self.first_in_flight, |(_, last)| last.in_flight);
+            self.complete_after_ns = self.complete_after_ns.max(dropped.map(|(reached_ns, _)| reached_ns));
         }
     }
 
     /// Returns the book at `time_ns`, given its present `amounts` and `rounding`; `None` if the history does not reach back so
     /// far.
     pub fn past(&self, time_ns: u64, mut amounts: Vec<i64>, rounding: Rounding) -> Option<PastBook> {
-        if time_ns < self.complete_after_ns? {
+        let (old_ns, postings, changes) = (old_ns(self.reached_ns), &self.postings, &self.changes);
+        let is_beyond_reach = postings.up_to(time_ns) < postings.up_to(old_ns)
+            || changes.up_to(time_ns) < changes.up_to(old_ns);
+        if time_ns < self.complete_after_ns? || is_beyond_reach {
             return None;
         }
-        let undone = self.postings.partition_point(|posting| posting.reached_ns <= time_ns);
-        for posting in self.postings.range(undone..) {
-            if let Some(amount) = amounts.get_mut(posting.cell as usize) {
-                *amount = amount.wrapping_sub(posting.delta);
+        for (_, Posting { from, to, bytes }) in &self.postings.0[self.postings.up_to(time_ns)..] {
+            for (cell, bytes) in [(*from, *bytes), (*to, bytes.wrapping_neg())] {
+                if let Some(amount) = amounts.get_mut(cell as usize) {
+                    *amount = amount.wrapping_add(bytes);
+                }
             }
         }
-        let cut = self.entries.partition_point(|entry| entry.reached_ns <= time_ns);
-        let since: Vec<BookChange> = self.entries.range(cut..).map(|entry| entry.change).collect();
-        let before = cut.checked_sub(1).and_then(|last| self.entries.get(last));
-        let in_flight = before.map_or(self.first_in_flight, |entry| entry.change.in_flight);
+        let (before, since) = self.changes.0.split_at(self.changes.up_to(time_ns));
+        let in_flight = before.last().map_or(self.first_in_flight, |(_, last)| last.in_flight);
+        let since: Vec<BookChange> = since.iter().map(|(_, change)| *change).collect();
         let rounding = since.iter().fold(rounding, |rounding, change| rounding.minus(change.rounding));
         Some(PastBook { amounts, in_flight, rounding, since })
     }

@@ -141,6 +141,8 @@ impl Process {
             || self.coverage.partial_state
             || stamp.seq != 0 && stamp.seq <= self.holdings.forgiven_until;
         let anomalies = is_forgiven.then_some(self.holdings.anomalies);
+        // If another thread's record overtook this one, `tracked` still changes at this record's own time.
+        self.holdings.now_ns = if restated { self.stream.applied_ns } else { self.stream.time_of(stamp) };
         self.book_record(record);
         if let Some(anomalies) = anomalies {
             self.holdings.anomalies.reset_explained(anomalies);
@@ -185,9 +187,7 @@ impl Process {
         if touched == 0 {
             return;
         }
-        // If another thread's record overtook this one, `tracked` still changed at this record's own time.
-        let is_restated = stamp.flags.has(Flags::RESTATED);
-        let time_ns = if is_restated { self.stream.applied_ns } else { self.stream.time_of(stamp) };
+        let time_ns = self.holdings.now_ns;
         if self.samples.keeps_history {
             self.record_history(touched, time_ns, entered);
         }

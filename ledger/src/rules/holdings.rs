@@ -73,6 +73,8 @@ pub(crate) struct Holdings {
     /// Records up to this number may refer to rows that a resync has removed, which is not an anomaly.
     pub forgiven_until: u64,
     pub anomalies: AnomalyCounts,
+    /// Time of the record that is being booked (ns).
+    pub now_ns: u64,
     /// Books that the current record touched, one bit for each.
     touched: u64,
     /// Whether the rows are a mix of several moments, so that no peak is recorded: a resync is in progress, or records that were
@@ -224,7 +226,9 @@ impl Holdings {
     #[inline]
     pub fn book(&mut self, book: u8) -> &mut Book {
         self.touched |= 1 << (book & 63);
-        &mut self.books[usize::from(book)]
+        let book = &mut self.books[usize::from(book)];
+        book.history.begin_record(self.now_ns);
+        book
     }
 
     /// Counts bytes of a row whose kind NVML does not charge to the process, outside the book; returns false for charged kinds.
