@@ -170,6 +170,10 @@ fields! {
         block_bytes: u64          => redact keep;
         /// Block bytes that were freed but a CUDA stream may still use. PyTorch counts them as active, not as allocated.
         pending_bytes: u64        => redact keep;
+        /// Number of CUDA streams that requested blocks; absent if the agent did not see the requests. Numbers above 63 count as one
+        /// stream.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        streams: Option<u32>      => redact keep;
         /// Reserved and allocated bytes as last reported by the owner (framework pools only).
         own: Option<(u64, u64)>   => redact keep;
         /// Live block bytes according to the owner and to the ledger, when the owner last reported its total.

@@ -65,6 +65,9 @@ pub struct Growth {
     /// [`PINNED_CELLS`].
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub pinned_cells: Vec<(u32, i64)>,
+    /// The cells in `pinned_cells`, each with its bytes at the second point, before which programs warm up; empty in older runs.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub early_pinned_cells: Vec<(u32, i64)>,
     /// Each cell that changed: its index in `Run::cells`, and its bytes at each point.
     pub cells: Vec<(u32, Vec<i64>)>,
     /// Change of the sum of all other cells since the first point, at each point (bytes).
@@ -106,14 +109,17 @@ impl Field for Growth {
             sum.iter_mut().zip(column).for_each(|(sum, bytes)| *sum = sum.wrapping_add(bytes));
         }
         self.cells = sums.into_iter().collect();
-        let pinned = self.pinned_cells.drain(..).filter_map(|(cell, bytes)| Some((to(cell)?, bytes)));
-        self.pinned_cells = pinned.collect();
+        for cells in [&mut self.pinned_cells, &mut self.early_pinned_cells] {
+            let kept = cells.drain(..).filter_map(|(cell, bytes)| Some((to(cell)?, bytes)));
+            *cells = kept.collect();
+        }
     }
 
     fn heap_bytes(&self) -> usize {
         let columns = [&self.named, &self.slack, &self.pinned, &self.rest].into_iter().map(Field::heap_bytes);
         let timed = [&self.gap, &self.used].into_iter().map(Field::heap_bytes);
-        let pairs = self.points.heap_bytes() + self.pinned_cells.heap_bytes();
+        let pinned = [&self.pinned_cells, &self.early_pinned_cells].into_iter().map(Field::heap_bytes);
+        let pairs = self.points.heap_bytes() + pinned.sum::<usize>();
         columns.chain(timed).sum::<usize>() + pairs + self.cells.heap_bytes()
     }
 }

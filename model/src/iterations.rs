@@ -102,6 +102,8 @@ iteration! {
     parameters = Parameter;
     /// Bytes of gradients of weights.
     gradients = Gradient;
+    /// Bytes of gradients that are older than the iteration: those at the begin of its first forward pass.
+    kept_gradients;
     /// Bytes of state that optimizers keep.
     optimizer_state = OptimizerState;
     /// Bytes of activations, which forward keeps for backward; known once backward has begun.

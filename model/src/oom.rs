@@ -193,6 +193,10 @@ fields! {
         growth_bytes: Option<i64>;
         /// Time that `growth_bytes` covers (ns): a minute, or less for a younger process.
         growth_ns: Option<u64>;
+        /// Time of the daemon's first reading that listed the process on the device (ns). The process may have been there before the
+        /// daemon started.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        since_ns: Option<u64>;
     }
 }
 

@@ -395,6 +395,7 @@ fn oom(peak: &Moment, used: i64, total: u64, end_ns: u64) -> Oom {
         used_bytes,
         growth_bytes: Some(growth * MIB),
         growth_ns: Some(60 * S),
+        since_ns: None,
     };
     Oom {
         kind: OomKind::Device,

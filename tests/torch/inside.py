@@ -5,6 +5,7 @@ states, and everything it must not disturb. Prints failures.
 import collections
 import copy
 import ctypes
+import functools
 import gc
 import os
 import pickle
@@ -349,6 +350,7 @@ class Asking(torch.optim.SGD):
         self.log.append(here())
         with torch.enable_grad():
             closure()
+        self.log.append(here())
         return super().step()
 
 
@@ -357,9 +359,17 @@ def what_a_step_allocates_is_the_optimizers():
     net = Net().cuda()
     optimizer = Asking(net.parameters(), 0.1)
     optimizer.log = []
+    inside = []
+
+    def closure():
+        net(ones()).sum().backward()
+        inside.append(here())
+
     for _ in range(2):
-        optimizer.step(lambda: net(ones()).sum().backward())
-    assert optimizer.log == ["Asking.step optimizer"] * 2, optimizer.log
+        optimizer.step(closure)
+        optimizer.step(functools.partial(closure))
+    assert optimizer.log == ["Asking.step optimizer"] * 8, optimizer.log
+    assert inside == [" between"] * 4, inside
     root = begun().modules.path(begun().modules.known[id(net)])
     for log in net.logs():
         assert all(name.startswith(root + "/") for name in log), log

@@ -103,7 +103,8 @@ codes! {
         Optimizer = 4,
         /// Evaluation without gradients.
         Evaluation = 5,
-        /// Between two other phases: a batch is loaded, gradients are clipped. Only in `Pressure` and `Oom`.
+        /// Between two other phases: a batch is loaded, gradients are clipped. Only in `Pressure`, in `Oom`, and in blocks that the
+        /// closure of an optimizer's step makes.
         Between = 6,
     }
 

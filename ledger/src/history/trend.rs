@@ -19,6 +19,7 @@ use crate::book::{Book, WINDOW_NS};
 use crate::history::period::Period;
 use crate::history::ring::Ring;
 use gpumem_model::growth::{Axis, Growth};
+use std::collections::BTreeMap;
 
 /// Maximum number of cells with points of their own in the ledger; all others are summed.
 const COLUMNS: usize = 512;
@@ -74,7 +75,11 @@ impl TrendView {
         };
         if track.pinned.iter().all(|bytes| *bytes == 0) {
             track.pinned.clear();
+            track.early_pinned_cells.clear();
         } else {
+            let early: BTreeMap<CellId, i64> = track.early_pinned_cells.drain(..).collect();
+            let early = |cell: &CellId| (*cell, early.get(cell).copied().unwrap_or(0));
+            track.early_pinned_cells = self.pinned_cells.iter().map(|(cell, _)| early(cell)).collect();
             track.pinned_cells = self.pinned_cells;
         }
         track.cells.sort_by_key(|(cell, points)| (std::cmp::Reverse(rise(points)), *cell));
@@ -104,6 +109,8 @@ const REST: usize = 2;
 const PINNED: usize = 3;
 /// Number of the fixed columns above; columns of single cells come after them.
 const FIXED: usize = 4;
+/// Number of points in which programs warm up.
+const EARLY_POINTS: usize = 2;
 /// In place of a column index: the cell has never changed.
 const CONSTANT: usize = usize::MAX;
 
@@ -112,6 +119,7 @@ struct Sample<'b> {
     amount: &'b dyn Fn(CellId) -> i64,
     unused: &'b [CellId],
     pinned: i64,
+    pinned_cells: &'b BTreeMap<CellId, i64>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -126,22 +134,28 @@ struct Cell {
 struct Track {
     ring: Ring,
     cells: Vec<Cell>,
+    /// Cells with pinned memory at the last of the first [`EARLY_POINTS`] points, each with its bytes.
+    early_pinned: BTreeMap<CellId, i64>,
 }
 
 impl Track {
     fn new(samples: u64) -> Self {
-        Track { ring: Ring::new(samples, FIXED), cells: Vec::new() }
+        Track { ring: Ring::new(samples, FIXED), cells: Vec::new(), early_pinned: BTreeMap::new() }
     }
 
     fn sample_book(&mut self, index: u64, time_ns: u64, book: &Book) {
         let amount = |cell: CellId| book.now(cell);
-        let (unused, pinned) = (&book.unused_cells, book.pinned);
-        self.sample(index, time_ns, &Sample { count: book.len(), amount: &amount, unused, pinned });
+        let (unused, pinned, pinned_cells) = (&book.unused_cells, book.pinned, &book.pinned_cells);
+        let sample = Sample { count: book.len(), amount: &amount, unused, pinned, pinned_cells };
+        self.sample(index, time_ns, &sample);
     }
 
     fn sample(&mut self, index: u64, time_ns: u64, sample: &Sample<'_>) {
         let Some(is_new) = self.ring.place(index, time_ns) else { return };
-        let &Sample { count, amount, unused, pinned } = sample;
+        let &Sample { count, amount, unused, pinned, pinned_cells } = sample;
+        if self.ring.points.len() <= EARLY_POINTS {
+            self.early_pinned.clone_from(pinned_cells);
+        }
         let is_first = is_new && self.ring.points.len() == 1;
         for id in self.cells.len()..count {
             // A new cell had 0 bytes before.
@@ -232,6 +246,7 @@ impl Track {
             named: columns[NAMED].clone(),
             slack: columns[SLACK].clone(),
             pinned: columns[PINNED].clone(),
+            early_pinned_cells: self.early_pinned.iter().map(|(cell, bytes)| (*cell, *bytes)).collect(),
             cells: self.cells.iter().enumerate().filter_map(own).collect(),
             rest: columns[REST].clone(),
             ..Growth::default()
@@ -310,8 +325,8 @@ impl Trend {
     pub fn sample(&mut self, time_ns: u64, amounts: &[i64], book: &Book) {
         if self.take_due(time_ns) {
             let amount = |cell: CellId| amounts.get(cell as usize).copied().unwrap_or(0);
-            let (count, unused, pinned) = (amounts.len(), &book.unused_cells, book.pinned);
-            let sample = Sample { count, amount: &amount, unused, pinned };
+            let (unused, pinned, pinned_cells) = (&book.unused_cells, book.pinned, &book.pinned_cells);
+            let sample = Sample { count: amounts.len(), amount: &amount, unused, pinned, pinned_cells };
             self.times.sample(time_ns / SECOND_NS, time_ns, &sample);
         }
     }
@@ -415,6 +430,7 @@ mod tests {
                 amount: &|cell| amounts[cell as usize],
                 unused: &[IDLE, OPAQUE],
                 pinned: 0,
+                pinned_cells: &BTreeMap::new(),
             },
         );
     }

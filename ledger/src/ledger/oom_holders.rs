@@ -5,7 +5,7 @@ use crate::base::identity::ProcessKey;
 use crate::ledger::Ledger;
 use crate::oom::device::Listing;
 use crate::oom::records::OomEntry;
-use gpumem_model::oom::{Oom, OomDevice, OomKind};
+use gpumem_model::oom::{Holder, Oom, OomDevice, OomKind};
 use gpumem_wire::Stamp;
 use std::sync::Arc;
 
@@ -94,7 +94,9 @@ impl Ledger {
                 Some(&process.accounts[usize::from(book)])
             });
             let user = found.and_then(|process| process.facts.seen.get("user").cloned());
-            (user, account.and_then(|account| account.last_minute.growth()))
+            let (growth_bytes, growth_ns) = account.and_then(|account| account.last_minute.growth()).unzip();
+            let since_ns = account.and_then(|account| account.listed_since_ns);
+            Holder { user, growth_bytes, growth_ns, since_ns, ..Holder::default() }
         };
         let key = self.processes[index].key;
         listing.oom_device(self.devices[device].total_bytes, key, (own, record.tracked_bytes), owner)

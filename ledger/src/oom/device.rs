@@ -40,13 +40,13 @@ impl Listing {
     }
 
     /// Returns the state of the device when memory ran out in process `key`. `own`: bytes that the process holds now, if known, and
-    /// its tracked bytes, which are their lower bound. `owner`: returns user and growth (bytes, ns) of a process.
+    /// its tracked bytes, which are their lower bound. `owner`: returns the user, growth and first time of a process.
     pub fn oom_device(
         &self,
         total_bytes: Option<u64>,
         key: ProcessKey,
         own: (Option<i64>, i64),
-        owner: impl Fn(ProcessKey) -> (Option<String>, Option<(i64, u64)>),
+        owner: impl Fn(ProcessKey) -> Holder,
     ) -> OomDevice {
         let DeviceReading { time_ns, used_bytes, free_bytes, system_reserved_bytes, unified, .. } =
             self.agreed.reading;
@@ -55,10 +55,9 @@ impl Listing {
         let own = own.0.unwrap_or(read.max(own.1));
         let grown = own.saturating_sub(read);
         let holder = |key: ProcessKey, used_bytes: i64, grown: i64| {
-            let (user, growth) = owner(key);
-            let (bytes, in_ns) = growth.unzip();
-            let growth_bytes = bytes.map(|bytes| bytes.saturating_add(grown));
-            Holder { pid: key.pid, user, used_bytes, growth_bytes, growth_ns: in_ns }
+            let owner = owner(key);
+            let growth_bytes = owner.growth_bytes.map(|bytes| bytes.saturating_add(grown));
+            Holder { pid: key.pid, used_bytes, growth_bytes, ..owner }
         };
         let others = self.listed.iter().filter(|(other, _)| *other != key);
         let mut holders: Vec<Holder> = others.map(|&(key, used)| holder(key, signed(used), 0)).collect();

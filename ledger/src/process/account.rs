@@ -38,6 +38,8 @@ pub(crate) struct Account {
     pub gaps: GapTrend,
     /// `used` bytes in the last minute.
     pub last_minute: LastMinute,
+    /// Time of the first NVML reading that listed the process (ns).
+    pub listed_since_ns: Option<u64>,
     /// The last NVML reading that listed the process; only without an agent.
     pub listing: Option<Arc<Listing>>,
     /// Highest `used` bytes of all samples, and their time (ns).

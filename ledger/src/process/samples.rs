@@ -59,7 +59,9 @@ impl Process {
         }
         self.samples.set_used(book, number, used);
         if let Ok(used) = used {
-            self.accounts[usize::from(book)].last_minute.add(t0_ns, used);
+            let account = &mut self.accounts[usize::from(book)];
+            account.last_minute.add(t0_ns, used);
+            account.listed_since_ns.get_or_insert(t0_ns);
         }
     }
 

@@ -208,6 +208,7 @@ fn pool_view(holdings: &Holdings, pool: &rows::pool::Pool) -> Pool {
         booked_bytes: if framework { pool.backed_bytes } else { pool.reserved },
         block_bytes: if framework && !pool.opaque { pool.block_bytes } else { pool.used },
         pending_bytes: pool.pending_bytes,
+        streams: (pool.streams != 0).then(|| pool.streams.count_ones()),
         own: pool.reported,
         check: pool.check,
     }

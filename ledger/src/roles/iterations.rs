@@ -41,6 +41,12 @@ impl Iterations {
         }
     }
 
+    /// Measures the gradients that are live when the first forward pass of the open iteration begins.
+    pub fn measure_kept_gradients(&mut self, book: &Book) {
+        let bytes = book.by_role(Role::Gradient);
+        self.open.iter_mut().for_each(|open| open.kept_gradients.set(bytes));
+    }
+
     /// Subtracts `mistaken` bytes of a cell from the maximum of the gradients, if they were counted there. Negative bytes are
     /// added.
     pub fn correct_gradients(&mut self, cell: CellId, mistaken: i64, book: &Book) {

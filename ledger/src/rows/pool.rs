@@ -46,6 +46,8 @@ pub(crate) struct Pool {
     pub unbooked_blocks: u32,
     /// Live block bytes according to the owner and to the ledger, at the owner's last report of its total.
     pub check: Option<(u64, u64)>,
+    /// Streams whose requests are known: bit N for the stream with number N, the highest bit for all larger numbers.
+    pub streams: u64,
     /// Framework pools: reserved and used bytes as their owner last reported them.
     pub reported: Option<(u64, u64)>,
     /// Whether other pools have segments in this pool's blocks.

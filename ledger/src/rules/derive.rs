@@ -20,7 +20,8 @@
 //! phase. (The optimizer reports its begin and end.) A forward block on a thread that has run only backward passes is a
 //! recomputation of activation checkpointing, and counts as backward. A block without a phase belongs to the forward pass in
 //! progress, because loss code is in no module. Such a block belongs to the backward pass in progress if its thread has run only
-//! backward passes, because the end of a backward pass runs outside its nodes. A `Step` ends all phases.
+//! backward passes, because the end of a backward pass runs outside its nodes. The agent gives blocks of the closure of an
+//! optimizer's step the phase `Between`, so they do not belong to the optimizer. A `Step` ends all phases.
 //!
 //! **Forward passes.** One begins when a thread that allocated outside of modules allocates in a module. Under `torch.no_grad()` a
 //! pass keeps only its results. If there are more passes than usual without a backward pass, and few of their blocks remain, these
@@ -132,18 +133,22 @@ impl Holdings {
         self.detect_forward_pass(book, stamp, phase);
         let now = self.roles[usize::from(book)].now;
         let is_stamped = phase != Phase::Unknown;
+        // The closure of an optimizer's step runs while the optimizer does.
+        let is_of_closure = phase == Phase::Between && self.phases.last == Phase::Optimizer;
         let phase = match phase {
             Phase::Setup => return None,
             Phase::Unknown | Phase::Between => match self.phases.last {
-                Phase::Optimizer => Phase::Optimizer,
+                Phase::Optimizer if !is_of_closure => Phase::Optimizer,
                 Phase::Setup => return None,
-                reported if !self.phases.in_blocks && list_of(reported).is_some() => reported,
+                reported if !self.phases.in_blocks && !is_of_closure && list_of(reported).is_some() => {
+                    reported
+                }
                 _ => match now {
                     Phase::Forward => now,
                     Phase::Backward if self.roles[usize::from(book)].is_backward_thread(stamp.thread) => now,
                     Phase::Optimizer => {
-                        // The record of the optimizer's end was lost: while an optimizer runs, the agent gives each block that
-                        // phase. The block was made between two steps.
+                        // A closure has begun, or the record of the optimizer's end was lost: the agent gives this phase to each
+                        // block that the optimizer makes. The block was made between two steps.
                         self.enter_phase(book, Phase::Unknown, stamp.seq, stamp.time_ns);
                         return Some(List::Between);
                     }
@@ -288,11 +293,16 @@ impl Holdings {
             return;
         }
         let roles = &mut self.roles[usize::from(book)];
-        roles.has_worked = true;
+        let is_first = !std::mem::replace(&mut roles.has_worked, true);
         let is_new = std::mem::take(&mut roles.is_iterated) || !roles.iterations.is_open();
         if is_new && !self.phases.has_steps {
             let number = roles.iterations.next_number(self.phases.epoch);
             self.begin_next_iteration(book, number, time_ns);
+        }
+        if is_first {
+            let at = usize::from(book);
+            self.books[at].learn_roles(&self.cells.keys);
+            self.roles[at].iterations.measure_kept_gradients(&self.books[at]);
         }
     }
 

@@ -14,7 +14,7 @@ use crate::rows::pool::Pool;
 use crate::rows::row::{Extent, LARGE_BYTES, MAX_BYTES, Row};
 use crate::rules::holdings::Holdings;
 use gpumem_model::run::Class;
-use gpumem_wire::{Body, Flags, FreeState, MemoryKind, Phase, PoolOwner, Role, Stamp};
+use gpumem_wire::{Body, Flags, FreeState, MemoryKind, Phase, PoolOwner, Request, Role, Stamp};
 use std::collections::hash_map::Entry;
 
 /// Number of rows (40 bytes each) that the caches of one processor core are assumed to hold.
@@ -269,6 +269,9 @@ impl Holdings {
         let is_born = !restated && !stamp.flags.has(Flags::OLDER);
         let (role, list) = if is_born { self.role_at_birth(book, stamp, use_as) } else { (use_as.0, None) };
         let pool = &mut self.pools[index as usize];
+        if let Some(request) = Request::of(stamp) {
+            pool.streams |= 1 << request.stream.min(63);
+        }
         let booked = if pool.backed_bytes == pool.segment_bytes && !self.unseen_segments {
             pool.segment_bytes > 0 // all segments are booked
         } else {

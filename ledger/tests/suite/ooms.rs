@@ -198,6 +198,7 @@ fn the_holders_and_what_is_free_are_the_device() {
     let growth = |index: usize| (device.holders[index].growth_bytes, device.holders[index].growth_ns);
     assert_eq!(growth(0), (Some(50 << 20), Some(40 * SECOND)));
     assert_eq!(growth(1), (Some(3334 << 20), Some(40 * SECOND)));
+    assert_eq!(device.holders[1].since_ns, Some(100 * SECOND));
     assert_eq!(device.unaccounted_bytes, 64 << 20);
     assert_eq!(sum(device), device.total_bytes as i64);
     assert_eq!((found[0].untrackable_bytes, found[0].predates_bytes), (Some(400 << 20), Some(0)));

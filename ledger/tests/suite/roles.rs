@@ -2,7 +2,7 @@
 use crate::common::*;
 use gpumem_ledger::Class;
 use gpumem_model::iterations::{Iteration, Level};
-use gpumem_wire::Phase::{Backward, Evaluation, Forward, Optimizer, Setup, Unknown};
+use gpumem_wire::Phase::{Backward, Between, Evaluation, Forward, Optimizer, Setup, Unknown};
 use gpumem_wire::*;
 use std::collections::BTreeMap;
 
@@ -229,6 +229,39 @@ fn a_closure_runs_forward_and_backward_inside_the_optimizer() {
         t.born("o", 5, Optimizer).free("o");
     });
     assert_eq!(t.now(), "Gradient 10 OptimizerState 3");
+}
+
+#[test]
+fn memory_that_a_closure_keeps_is_no_optimizer_state() {
+    let mut t = Train::new();
+    t.iterate();
+    for (clone, activation, gradient) in [("c", "a", "g"), ("d", "b", "h"), ("e", "f", "i")] {
+        t.optimize(|t| {
+            t.born(activation, 100, Forward).born_on(MAIN, "loss", 4, Between).born(gradient, 10, Backward);
+            t.free(activation)
+                .free("loss")
+                .born_on(MAIN, clone, 1000, Between)
+                .born("o", 5, Optimizer)
+                .free("o");
+        });
+        t.free(gradient);
+        assert!(!t.now().contains("OptimizerState"), "{}", t.now());
+    }
+}
+
+#[test]
+fn gradients_of_an_earlier_iteration_are_measured_when_forward_begins() {
+    let mut t = Train::new();
+    for is_kept in [false, true] {
+        t.born("a", 100, Forward).born("g", 10, Backward).free("a").optimize(|_| ());
+        if !is_kept {
+            t.free("g");
+        }
+        t.born("b", 100, Forward);
+        let open = t.s.ledger.iterations(KEY, 0).open.expect("an iteration");
+        assert_eq!(open.kept_gradients.last_bytes, if is_kept { 10 } else { 0 });
+        t.born("h", 10, Backward).free("b").free("h").optimize(|_| ());
+    }
 }
 
 #[test]

@@ -200,6 +200,7 @@ fn forward_passes_are_counted_and_pinned_memory_has_points() {
     let cells = trend(&s).growth().pinned_cells;
     assert_eq!(cells, [], "the points by time are too few");
     assert!(matches!(trend(&s).pinned_cells[..], [(_, 4000)]));
+    assert!(matches!(passes.early_pinned_cells[..], [(_, 2000)]), "{:?}", passes.early_pinned_cells);
 }
 
 #[test]

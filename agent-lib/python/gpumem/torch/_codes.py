@@ -15,6 +15,7 @@ from ._frames import (
     BACKWARD,
     BOUNDARY,
     CACHE_UPDATE,
+    CLOSURE,
     COPYING,
     CUSTOM_FUNCTION,
     GRADIENT,
@@ -34,6 +35,8 @@ from ._frames import (
 _kept: Dict[int, CodeType] = {}
 #: Maximum number of custom functions whose forward pass is registered.
 _MOST_CUSTOM = 1000
+#: Maximum number of closures that are registered, because a program may create their code again and again.
+_MOST_CLOSURES = 16
 
 
 def _layers(thing: Any) -> Iterator[Any]:
@@ -237,3 +240,17 @@ def _skip(set_strategy: Any, strategy: Any, code: CodeType) -> None:
 def register_optimizer(kind: type) -> None:
     """Registers the step of an optimizer class."""
     register_code(_code(kind.__dict__.get("step")), STEP)
+
+
+#: Addresses of the registered code of closures.
+_closures: Set[int] = set()
+
+
+def register_closure(closure: Any) -> None:
+    """Registers the function that an optimizer's step calls to compute the loss; ``None`` if the step has none."""
+    while isinstance(closure, partial):
+        closure = closure.func
+    code = _code(closure) or _code(getattr(type(closure), "__call__", None))
+    if code is not None and id(code) not in _kept and len(_closures) < _MOST_CLOSURES:
+        _closures.add(id(code))
+        register_code(code, CLOSURE)

@@ -216,6 +216,8 @@ def hooks(steps: Steps) -> Tuple[Any, Any]:
             return
         try:
             functions.phase(OPTIMIZER)
+            if len(args) > 1 or kwargs:
+                _codes.register_closure(args[1] if len(args) > 1 else kwargs.get("closure"))
             key = id(optimizer)
             reference = known.get(key)
             is_known = reference is not None and reference() is optimizer

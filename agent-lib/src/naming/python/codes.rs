@@ -71,6 +71,9 @@ pub(crate) enum CodeKind {
     CacheUpdate,
     /// Allocations in this function and its callees are optimizer state. Its callers give the name and the phase.
     OptimizerState,
+    /// A function that an optimizer's step calls to compute the loss. What it allocates outside of modules and backward passes is
+    /// not the optimizer's.
+    Closure,
 }
 
 /// Bit set of the kinds that are needed only when memory runs out; their code objects are in a separate table.
@@ -79,8 +82,7 @@ pub(crate) const RARE: u32 = 1 << CodeKind::ZeroGrad as u32 | 1 << CodeKind::Cus
 impl CodeKind {
     pub(crate) fn from_code(code: u32) -> Option<Self> {
         // SAFETY: all numbers up to the last one are values of the enum.
-        (code <= CodeKind::OptimizerState as u32)
-            .then(|| unsafe { std::mem::transmute::<u8, CodeKind>(code as u8) })
+        (code <= CodeKind::Closure as u32).then(|| unsafe { std::mem::transmute::<u8, CodeKind>(code as u8) })
     }
 
     /// Whether the kind's bit is in a set. A `match` would be slower: where frames of all kinds alternate, its jump is often
@@ -92,13 +94,14 @@ impl CodeKind {
 
     #[inline(always)]
     pub(crate) fn phase(self) -> Phase {
-        const PHASES: [Phase; 17] = {
-            let mut phases = [Phase::Unknown; 17];
+        const PHASES: [Phase; 18] = {
+            let mut phases = [Phase::Unknown; 18];
             phases[CodeKind::Module as usize] = Phase::Forward;
             phases[CodeKind::Optimizer as usize] = Phase::Optimizer;
             phases[CodeKind::Step as usize] = Phase::Optimizer;
             phases[CodeKind::Backward as usize] = Phase::Backward;
             phases[CodeKind::Setup as usize] = Phase::Setup;
+            phases[CodeKind::Closure as usize] = Phase::Between;
             phases
         };
         PHASES[self as usize]

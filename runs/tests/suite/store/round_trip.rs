@@ -233,6 +233,7 @@ fn growth(cells: usize) -> impl Strategy<Value = Growth> {
             named,
             slack,
             pinned_cells: gap.iter().map(|(time_ns, bytes)| (*time_ns as u32, *bytes)).collect(),
+            early_pinned_cells: used.iter().map(|(time_ns, bytes)| (*time_ns as u32, *bytes)).collect(),
             pinned,
             cells,
             rest,
@@ -244,7 +245,7 @@ fn growth(cells: usize) -> impl Strategy<Value = Growth> {
 
 fn iteration() -> impl Strategy<Value = Iteration> {
     let level = prop_oneof![Just((0, 0)), any::<(i64, i64)>()].prop_map(Level::from);
-    (any::<[u64; 6]>(), any::<bool>(), vec(level, 13)).prop_map(|(numbers, partial, levels)| Iteration {
+    (any::<[u64; 6]>(), any::<bool>(), vec(level, 14)).prop_map(|(numbers, partial, levels)| Iteration {
         epoch: numbers[5],
         first: numbers[0],
         last: numbers[1],
@@ -265,6 +266,7 @@ fn iteration() -> impl Strategy<Value = Iteration> {
         buffers: levels[10],
         kv_caches: levels[11],
         parameter_copies: levels[12],
+        kept_gradients: levels[13],
     })
 }
 
@@ -296,6 +298,7 @@ fn pool() -> impl Strategy<Value = Pool> {
             booked_bytes: numbers[2],
             block_bytes: numbers[3],
             pending_bytes: numbers[4],
+            streams: parent.map(|parent| parent as u32),
             own,
             check,
         },
@@ -317,6 +320,7 @@ fn oom(cells: usize) -> impl Strategy<Value = Oom> {
             used_bytes,
             growth_bytes,
             growth_ns,
+            since_ns: growth_ns,
         });
     let numbers = any::<(u64, u64, i64, Option<u64>, i64, (u32, i64), bool)>();
     let device = (numbers, vec(holder, 0..3)).prop_map(|(numbers, holders)| OomDevice {
