@@ -4,6 +4,9 @@ use gpumem_ledger::DeviceName;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
+/// First word of an entry of the fact `memory_limits` whose limit could not be read; the control group and the error follow.
+pub(crate) const UNREADABLE: &str = "unreadable";
+
 /// The status of NVML. Times are in ns of CLOCK_MONOTONIC.
 #[derive(Debug, Clone, Default, PartialEq)]
 #[allow(missing_docs)]
@@ -51,7 +54,7 @@ pub struct DeviceStatus {
     pub remedy: Option<&'static str>,
     /// Facts that apply: `accounting`, `display`, `instance`, `hidden_instances` and `windows`; `utilization` (per cent) and
     /// `power` (W); `addressing` (hmm, ats) and `numa_node`; `memory_limits` (separated by tabs: used, soft and hard bytes and path
-    /// of each control group).
+    /// of each control group, or [`UNREADABLE`]).
     pub facts: BTreeMap<String, String>,
     /// Pids in the list of graphics processes of the last successful reading.
     pub drawing: Vec<u32>,

@@ -7,6 +7,7 @@ The device has 16 GiB. A program that runs out of memory ends with PyTorch's err
 
 import collections
 import copy
+import functools
 import gc
 import random
 import signal
@@ -104,6 +105,26 @@ def gradients_kept():
         history.append([p.grad.clone() for p in model.parameters()])
         optimizer.step()
         optimizer.zero_grad()
+
+
+def gradients_kept_by_a_closure():
+    """Gradients are cloned in a hook that a trainer calls after the backward pass, inside of the optimizer's step."""
+    model = Net().cuda()
+    history = []
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def on_after_backward():
+        history.append([p.grad.clone() for p in model.parameters()])
+
+    def closure(rows):
+        optimizer.zero_grad()
+        loss = model(batch(rows)).float().pow(2).mean()
+        loss.backward()
+        on_after_backward()
+        return loss
+
+    for _ in range(200):
+        optimizer.step(functools.partial(closure, 256))
 
 
 def optimizers_kept():

@@ -1,6 +1,6 @@
 //! `gpumemctl why [PID|RUN|FILE]`: what to change so that a program uses less memory.
 
-use super::report::{Found, What, array, found, join_parts, report};
+use super::report::{Found, What, array, found, join_parts, report, stored_runs_of_job};
 use super::whatif;
 use crate::args::{Report as Args, Why};
 use crate::client::{Daemon, RunReply, RunSelector};
@@ -22,10 +22,7 @@ pub(crate) fn run(args: &Why) -> Result<()> {
             if !is_id && one.file.is_none() {
                 join_parts(&mut one, &report_args)?;
             }
-            let children = match (one.run.state, &one.file) {
-                (State::Open, None) => children(&one.run, args),
-                _ => Vec::new(),
-            };
+            let children = if one.file.is_none() { children(&one.run, args) } else { Vec::new() };
             advised(&one.run, (one.id, one.file.as_deref()), &children, &report_args)?
         }
         What::Group(_, runs) => {
@@ -58,13 +55,21 @@ fn advised(
     Ok(if args.json { advice::json(&report, &advice) } else { advice::text(&report, &advice) })
 }
 
-/// Returns the live processes that a process has started.
+/// Returns the live processes that a live process has started. For an ended process, returns the other ended ones of its job, because
+/// the store does not have their parents.
 fn children(run: &Run, args: &Why) -> Vec<Run> {
     let pid = run.process.pid;
-    let daemon = Daemon::find(args.source.socket.as_deref()).ok();
-    let tree = daemon.and_then(|daemon| daemon.runs(RunSelector::Tree(pid)).ok()).unwrap_or_default();
-    let runs = tree.into_iter().map(|RunReply { run, .. }| run);
-    runs.filter(|child| child.process.pid != pid && child.state == State::Open).collect()
+    let is_live = run.state == State::Open;
+    let found = match (is_live, run.process.claims.get("job")) {
+        (true, _) => {
+            let daemon = Daemon::find(args.source.socket.as_deref()).ok();
+            daemon.and_then(|daemon| daemon.runs(RunSelector::Tree(pid)).ok())
+        }
+        (false, Some(job)) => stored_runs_of_job(job, &args.source.store).ok(),
+        (false, None) => None,
+    };
+    let runs = found.unwrap_or_default().into_iter().map(|RunReply { run, .. }| run);
+    runs.filter(|child| child.process.pid != pid && (child.state == State::Open) == is_live).collect()
 }
 
 /// Returns whether a file may have requests to PyTorch's allocator.

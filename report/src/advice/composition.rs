@@ -3,7 +3,7 @@
 use super::item::{Item, Kind, Memory, is_material, mib, place_of};
 use crate::findings::{is_of_second_optimizer, state_of_earlier_steps};
 use crate::names;
-use crate::{Report, held, most_used, sums};
+use crate::{Report, held, most_used, sum, sums};
 use gpumem_model::cell::without_sum;
 use gpumem_model::names::Named;
 use gpumem_model::run::{Amounts, Cell, Class, Device, Iteration, Oom};
@@ -23,6 +23,8 @@ const CHUNKS: i64 = 8;
 
 /// Bytes of a process by their purpose.
 struct Parts<'r> {
+    /// Time at which the process held these bytes.
+    time_ns: u64,
     parameters: i64,
     optimizer: i64,
     activations: i64,
@@ -31,6 +33,18 @@ struct Parts<'r> {
     short_lived: i64,
     used: i64,
     by_tag: BTreeMap<&'r str, i64>,
+    /// Parameters, by their paths in the model.
+    parameters_by_tag: BTreeMap<&'r str, i64>,
+    /// Gradients with a parameter's path, of models that an optimizer updates.
+    gradients: i64,
+    /// Other gradients, such as buckets of DDP, which are never cleared.
+    buckets: i64,
+    /// Parameters that have optimizer state. State in float32 is at least as large.
+    updated: i64,
+    /// Whether an optimizer whose name says that it has 8-bit state made memory.
+    has_small_state: bool,
+    /// Whether the failed request was made under `torch.no_grad()`, or the program never ran a backward pass.
+    is_inference: bool,
     /// The model with most of the activations, and its bytes of them, if it has no optimizer state, another model has some, and its
     /// gradients were kept through [`KEPT_STEPS`].
     not_updated: Option<(&'r str, i64)>,
@@ -40,6 +54,11 @@ struct Parts<'r> {
 
 fn is_role(cell: &Cell, role: Role) -> bool {
     cell.role.as_deref() == role.name()
+}
+
+/// Returns whether a tag is that of an optimizer such as `AdamW8bit.step`.
+fn is_small_state(tag: &str) -> bool {
+    tag.ends_with("bit.step")
 }
 
 /// Returns whether a cell has activations. Before the first backward pass, blocks of the forward pass count.
@@ -107,11 +126,24 @@ impl<'r> Parts<'r> {
         let time_ns = oom.map_or(device.peak.time_ns, |oom| oom.time_ns);
         let bytes = |role: Role| held(run, amounts, |cell| is_role(cell, role));
         let is_of_optimizer = |cell: &Cell| cell.phase.as_deref() == Phase::Optimizer.name();
-        let tags = amounts.iter().filter_map(|(index, bytes)| {
-            let cell = report.cell(*index).filter(|cell| is_activation(cell))?;
-            Some((cell.tag.as_deref()?, *bytes))
-        });
+        let by_tag = |fits: &dyn Fn(&Cell) -> bool| {
+            let tagged = |(index, bytes): &(u32, i64)| {
+                Some((report.cell(*index).filter(|cell| fits(cell))?.tag.as_deref()?, *bytes))
+            };
+            sums(amounts.iter().filter_map(tagged))
+        };
+        let parameters_by_tag = by_tag(&|cell| is_role(cell, Role::Parameter));
+        let not_updated = not_updated(report, device, amounts, time_ns);
+        let is_updated =
+            |tag: &str| not_updated.is_none_or(|(model, _)| tag.split('/').next() != Some(model));
+        let gradients = by_tag(&|cell| is_role(cell, Role::Gradient)).into_iter();
+        let gradients = gradients.filter(|(tag, _)| parameters_by_tag.contains_key(tag) && is_updated(tag));
+        let gradients = sum(gradients.map(|(_, bytes)| bytes));
+        let states = by_tag(&|cell| is_role(cell, Role::OptimizerState));
+        let updated = parameters_by_tag.iter().filter(|(tag, _)| states.contains_key(*tag));
+        let has_phase = |phase: Phase| run.cells.iter().any(|cell| cell.phase.as_deref() == phase.name());
         Parts {
+            time_ns,
             parameters: bytes(Role::Parameter),
             optimizer: bytes(Role::OptimizerState),
             activations: held(run, amounts, is_activation),
@@ -123,9 +155,18 @@ impl<'r> Parts<'r> {
                 is_role(cell, Role::Temporary) || cell.class == Class::Block && is_of_backward
             }),
             used: most_used(device).unwrap_or(0).max(oom.map_or(0, |oom| oom.tracked_bytes)).max(1),
-            not_updated: not_updated(report, device, amounts, time_ns),
+            not_updated,
             data: data(report, amounts),
-            by_tag: sums(tags),
+            by_tag: by_tag(&is_activation),
+            updated: sum(updated.map(|(_, bytes)| *bytes)),
+            has_small_state: run.cells.iter().any(|cell| cell.tag.as_deref().is_some_and(is_small_state)),
+            gradients,
+            buckets: bytes(Role::Gradient).saturating_sub(gradients),
+            parameters_by_tag,
+            is_inference: match oom {
+                Some(oom) => oom.phase.as_deref() == Phase::Evaluation.name(),
+                None => !has_phase(Phase::Backward) && !has_phase(Phase::Optimizer),
+            },
         }
     }
 
@@ -138,6 +179,7 @@ impl<'r> Parts<'r> {
 pub(super) fn parts(report: &Report<'_>, device: &Device, oom: Option<&Oom>) -> Vec<Item> {
     let parts = Parts::of(report, device, oom);
     let mut items = activations(device, &parts);
+    items.extend(kept_gradients(device, &parts));
     items.extend(optimizer(device, &parts, oom));
     if parts.is_large(parts.parameters) {
         let change = "Load the parameters in bfloat16, if they are float32 now";
@@ -222,6 +264,21 @@ fn activations(device: &Device, parts: &Parts<'_>) -> Vec<Item> {
         );
         items.push(item.estimated([bytes / CHUNKS * (CHUNKS - 1), all / CHUNKS * (CHUNKS - 1)], formula));
     }
+    if !parts.is_inference {
+        items.extend(checkpointing(device, parts));
+    }
+    let change = match parts.is_inference {
+        false => "Halve the batch, and accumulate gradients; if it has one sequence, shorten or split it",
+        true => "Halve the batch; if it has one sequence, shorten it, or process it in pieces",
+    };
+    let item = Item::new(Kind::BatchSize, Memory::Activations, device, change);
+    let formula = format!("1/2 x {} of activations", mib(parts.activations));
+    items.push(item.estimated([parts.activations / 4, parts.activations / 2], formula));
+    items
+}
+
+/// Returns the change for activations of repeated modules, with the share of the forward pass that runs again.
+fn checkpointing(device: &Device, parts: &Parts<'_>) -> Option<Item> {
     let mut groups: BTreeMap<String, (i64, BTreeSet<&str>)> = BTreeMap::new();
     for (tag, bytes) in &parts.by_tag {
         let Some((starred, module)) = repeated(without_sum(tag)) else { continue };
@@ -229,24 +286,48 @@ fn activations(device: &Device, parts: &Parts<'_>) -> Vec<Item> {
         group.0 = group.0.saturating_add(*bytes);
         group.1.insert(module);
     }
-    let groups = groups.into_iter().filter(|(_, (bytes, modules))| has_share(*bytes) && modules.len() > 1);
-    if let Some((name, (bytes, modules))) = groups.max_by_key(|(_, (bytes, _))| *bytes) {
-        let count = modules.len() as i64;
-        let change = "Checkpoint each module {0} (torch.utils.checkpoint): its forward pass runs twice";
-        let item = Item::new(Kind::Checkpointing, Memory::Activations, device, change).named(name);
-        let formula = format!(
-            "{} of activations in {count} modules x {}/{count}, less their inputs",
-            mib(bytes),
-            count - 1
-        );
-        let saved = bytes / count * (count - 1);
-        items.push(item.estimated([saved / 4 * 3, saved], formula));
-    }
-    let item =
-        Item::new(Kind::BatchSize, Memory::Activations, device, "Halve the batch, and accumulate gradients");
-    let formula = format!("1/2 x {} of activations", mib(parts.activations));
-    items.push(item.estimated([parts.activations / 4, parts.activations / 2], formula));
-    items
+    let groups = groups.into_iter().filter(|(_, (bytes, modules))| {
+        *bytes as f64 >= parts.activations as f64 * MODULE_SHARE && modules.len() > 1
+    });
+    let (name, (bytes, modules)) = groups.max_by_key(|(_, (bytes, _))| *bytes)?;
+    let count = modules.len() as i64;
+    // The time of a forward pass on the GPU is unknown. Most of it is matrix products, whose operations grow with the parameters.
+    let is_inside = |tag: &str| repeated(without_sum(tag)).is_some_and(|(starred, _)| starred == name);
+    let inside = parts.parameters_by_tag.iter().filter(|(tag, _)| is_inside(tag)).map(|(_, bytes)| *bytes);
+    let share = sum(inside).saturating_mul(100).checked_div(parts.parameters);
+    let again = match share.filter(|share| *share > 0) {
+        Some(share) => {
+            format!("about {share} % of the forward pass runs twice, their share of the parameters")
+        }
+        None => "how much of the forward pass runs twice is unknown".to_owned(),
+    };
+    let formula = format!(
+        "{} of activations in {count} modules x {}/{count}, less their inputs; {again}",
+        mib(bytes),
+        count - 1
+    );
+    let saved = bytes / count * (count - 1);
+    let change = "Checkpoint each module {0} (torch.utils.checkpoint)";
+    let item = Item::new(Kind::Checkpointing, Memory::Activations, device, change).named(name);
+    Some(item.estimated([saved / 4 * 3, saved], formula))
+}
+
+/// Returns the change for gradients that were not cleared before the forward pass.
+fn kept_gradients(device: &Device, parts: &Parts<'_>) -> Option<Item> {
+    let iterations = &device.details.iterations;
+    let mut rows = iterations.rows.iter().chain(&iterations.open).rev();
+    let kept = rows.find(|row| row.start_ns <= parts.time_ns)?.kept_gradients.peak_bytes;
+    let bytes = parts.gradients.min(kept.saturating_sub(parts.buckets));
+    let change = "Call optimizer.zero_grad() directly after optimizer.step(), without set_to_none=False";
+    // Without these gradients, memory is highest before the backward pass, with all activations, or after it, with new gradients. So
+    // the saving overlaps with that of fewer activations.
+    let item = Item::new(Kind::KeptGradients, Memory::Activations, device, change);
+    let least = bytes.min(parts.activations);
+    let formula = format!(
+        "{} of gradients of the step before; no more than the activations if these are fewer",
+        mib(bytes)
+    );
+    is_material(bytes, parts.used).then(|| item.estimated([least, bytes], formula))
 }
 
 /// Returns the changes for the optimizer's state and temporaries.
@@ -265,7 +346,7 @@ fn optimizer(device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -> Vec<Item>
         let item = Item::new(Kind::OptimizerState, Memory::OptimizerState, device, change);
         let formula = format!("{} of optimizer state in earlier steps", mib(earlier));
         items.push(item.estimated([earlier; 2], formula));
-    } else if parts.is_large(state) {
+    } else if parts.is_large(state) && state >= parts.updated && !parts.has_small_state {
         let change = "Use an optimizer with 8-bit state, such as bitsandbytes.optim.Adam8bit";
         let item = Item::new(Kind::OptimizerState, Memory::OptimizerState, device, change);
         let formula = format!("3/4 x {} of float32 state ({formula})", mib(state));

@@ -33,7 +33,7 @@ pub(super) fn items(
             let item = Item::new(Kind::EvaluationGradients, Memory::Activations, device, change);
             vec![item.named(place_of(oom)).estimated([finding.bytes; 2], formula)]
         }
-        (findings::Kind::OtherProcesses, Some(oom)) => vec![other_process(device, oom, finding)],
+        (findings::Kind::OtherProcesses, Some(oom)) => vec![other_process(report, device, oom, finding)],
         (findings::Kind::Fragmentation | findings::Kind::UnusedPool, _) if !is_replayed => {
             pool(run, device, oom, finding)
         }
@@ -116,17 +116,19 @@ fn growth(device: &Device, finding: &Finding) -> Item {
     item.estimated([finding.bytes, rate.whole_bytes.max(finding.bytes)], rate.text.clone())
 }
 
-/// Returns the change for memory of other processes, with the largest one's name and its last growth.
-fn other_process(device: &Device, oom: &Oom, finding: &Finding) -> Item {
+/// Returns the change for memory of other processes, with the largest one's name, the time since which it is there, and its last
+/// growth.
+fn other_process(report: &crate::Report<'_>, device: &Device, oom: &Oom, finding: &Finding) -> Item {
     let largest = holders_of(oom).iter().skip(1).max_by_key(|holder| holder.used_bytes);
     let since = largest.map(|holder| {
-        let own = mib(holder.used_bytes);
+        let seen = holder.since_ns.map(|ns| format!(" and was first seen at {}", report.times().time(ns)));
+        let own = mib(holder.used_bytes) + &seen.unwrap_or_default();
         let time = holder.growth_ns.map(|ns| ns.div_ceil(1_000_000_000));
         match (holder.growth_bytes.filter(|bytes| *bytes >= LEAST_GROWTH), time) {
             (Some(bytes), Some(seconds)) => {
-                format!("{own}, of which {} came in the last {seconds} s", mib(bytes))
+                format!("{own}; {} came in the last {seconds} s", mib(bytes))
             }
-            (None, Some(seconds)) => format!("{own}, unchanged in the last {seconds} s"),
+            (None, Some(seconds)) => format!("{own}; unchanged in the last {seconds} s"),
             _ => own,
         }
     });
@@ -152,15 +154,20 @@ fn pool(run: &Run, device: &Device, oom: Option<&Oom>, finding: &Finding) -> Vec
         let item = Item::new(Kind::GraphPools, Memory::Cached, device, change);
         return vec![item.estimated(most, "at most the unused bytes; each private pool keeps its own")];
     }
-    let setting = settings::with_setting(run, "expandable_segments:True").map(|line| {
+    let is_expandable = oom.is_some_and(|oom| oom.is_expandable);
+    let setting = settings::with_setting(run, "expandable_segments:True").filter(|_| !is_expandable);
+    let setting = setting.map(|line| {
         let item = Item::new(Kind::AllocatorSetting, Memory::Cached, device, format!("Set {line}"));
         item.estimated(most, "at most the bytes that the allocator cached and did not use")
     });
-    let change = "Reuse CUDA streams, and capture graphs into one pool: what one caches serves no other";
-    let streams = Item::new(Kind::Streams, Memory::Cached, device, change);
-    let streams = streams.estimated(most, "at most the unused bytes, if several streams are in use");
-    match oom {
-        Some(_) if !is_apart => setting.into_iter().collect(),
-        _ => [streams].into_iter().chain(setting).collect(),
-    }
+    let count = device.details.pools.iter().filter_map(|pool| pool.streams).max();
+    let streams = (count != Some(1) && (oom.is_none() || is_apart)).then(|| {
+        let change = "Reuse CUDA streams, and capture graphs into one pool: what one caches serves no other";
+        let formula = match count {
+            Some(count) => format!("at most the unused bytes; {count} streams requested memory"),
+            None => "at most the unused bytes, if several streams are in use".to_owned(),
+        };
+        Item::new(Kind::Streams, Memory::Cached, device, change).estimated(most, formula)
+    });
+    streams.into_iter().chain(setting).collect()
 }

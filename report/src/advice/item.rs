@@ -19,6 +19,8 @@ pub enum Kind {
     RetainedTensors,
     /// Forward passes without a backward pass keep activations.
     EvaluationGradients,
+    /// Gradients live through the next forward pass.
+    KeptGradients,
     OptimizerTemporaries,
     OptimizerState,
     /// One layer's output is the largest part of the activations, such as logits.

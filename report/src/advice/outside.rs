@@ -7,6 +7,7 @@ use crate::names::library;
 use crate::{Report, held, most_used};
 use gpumem_model::names::Named;
 use gpumem_model::run::{Cell, Class, Device, Run};
+use gpumem_model::units::signed;
 use gpumem_wire::Role;
 
 /// Minimum share of the libraries' memory in the process's memory, for advice on it.
@@ -48,6 +49,20 @@ pub(super) fn libraries(report: &Report<'_>, device: &Device, is_short: bool) ->
         items.push(item.estimated([0, modules], "at most the bytes of the loaded modules"));
     }
     items
+}
+
+/// Returns the change for another process that held more of the device than this one at the last reading. A child of the process is
+/// not another tenant.
+pub(super) fn tenant(device: &Device, children: &[Run]) -> Option<Item> {
+    let is_child = |pid: u32| children.iter().any(|child| child.process.pid == pid);
+    let tenants = device.tenants.iter().filter(|(pid, _)| !is_child(*pid));
+    let (pid, used) = tenants.filter_map(|(pid, used)| Some((*pid, signed((*used)?)))).next()?;
+    (used > most_used(device).unwrap_or(0)).then(|| {
+        let name = if pid == 0 { "hidden".to_owned() } else { format!("pid {pid}") };
+        let change = "End or move the process of another tenant ({0})";
+        let item = Item::new(Kind::OtherProcess, Memory::Others, device, change).named(name);
+        item.estimated([used; 2], format!("it holds {}", mib(used)))
+    })
 }
 
 /// Returns one item for the idle contexts on each device.

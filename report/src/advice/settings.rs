@@ -52,16 +52,19 @@ impl Replay {
         useless.map(|trial| trial.changes.clone()).collect()
     }
 
-    /// Returns the best settings, and the use of one stream if that saves more.
-    pub(super) fn items(&self, device: &Device) -> Vec<Item> {
+    /// Returns the best settings, and the use of one stream if that saves more. With several devices, the one with the most requests
+    /// was replayed, and its number is not known.
+    pub(super) fn items(&self, device: &Device, is_only_device: bool) -> Vec<Item> {
         let item = |kind, change: String, trial: &Trial| {
             let accuracy =
                 if self.is_exact { "the replay reproduces the recording" } else { "the replay is not exact" };
             let fits = if self.own.fails { "; the request that failed then fits" } else { "" };
+            let of_device = if is_only_device { "" } else { " on the GPU with the most requests" };
             Item {
+                device: Some(device.ordinal).filter(|_| is_only_device),
                 saves_bytes: Some([self.saving(trial); 2]),
                 basis: Basis::Replayed,
-                formula: format!("reserved by PyTorch at the peak; {accuracy}{fits}"),
+                formula: format!("reserved by PyTorch at the peak{of_device}; {accuracy}{fits}"),
                 ..Item::new(kind, Memory::Cached, device, change)
             }
         };

@@ -114,7 +114,7 @@ pub fn json(report: &Report<'_>, advice: &Advice) -> String {
         if document.len() < MAX_JSON || advice.items.pop().is_none() {
             return document;
         }
-        advice.together = super::together(&advice.items);
+        advice.together = super::together(report, &advice.items);
     }
 }
 

@@ -411,17 +411,22 @@ pub(super) fn finding(report: &Report<'_>, device: &Device) -> Option<Finding> {
     Some(finding)
 }
 
-/// Returns the finding on pinned host memory that grows, with the lines or modules that made most of the growth. Only the present
-/// bytes of these are known. Bytes beyond those that the process held in total before the growth are certainly new.
+/// Returns the finding on pinned host memory that grows, with the lines or modules that made most of the growth. If only their
+/// present bytes are known (older runs), those beyond all pinned bytes before the growth are certainly new.
 pub(super) fn pinned(report: &Report<'_>, device: &Device) -> Option<Finding> {
     let used = most_used(device).unwrap_or(0);
     let points = &device.details.growth;
     let growth = beside(points, &points.pinned, MATERIAL_PINNED_BYTES, LEAST_PASSES)?;
     let rate = Rate { text: growth.rate(), whole_bytes: growth.bytes };
-    let tags = points.pinned_cells.iter();
-    let tags = tags.filter_map(|(cell, bytes)| Some((report.cell(*cell)?.tag.clone()?, *bytes)));
-    let before = points.pinned.last().map_or(0, |last| last.saturating_sub(growth.bytes));
-    let added = sums(tags).into_iter().map(|(tag, bytes)| (tag, bytes.saturating_sub(before).max(0)));
+    let by_tag = |cells: &[(u32, i64)]| {
+        sums(cells.iter().filter_map(|(cell, bytes)| Some((report.cell(*cell)?.tag.clone()?, *bytes))))
+    };
+    let early = by_tag(&points.early_pinned_cells);
+    let unknown = points.pinned.last().map_or(0, |last| last.saturating_sub(growth.bytes));
+    let added = by_tag(&points.pinned_cells).into_iter().map(|(tag, bytes)| {
+        let before = early.get(&tag).copied().unwrap_or(unknown);
+        (tag, bytes.saturating_sub(before).clamp(0, growth.bytes))
+    });
     let names = largest(added.collect(), growth.bytes);
     let of: Vec<String> = names.iter().map(|(name, _)| escape(name)).collect();
     let of = if of.is_empty() { String::new() } else { format!(" of {}", of.join(", ")) };

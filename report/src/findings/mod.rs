@@ -464,6 +464,8 @@ mod tests {
             "any line may have grown: {}",
             what(&run)
         );
+        run.devices[0].details.growth.early_pinned_cells = vec![(1, 598 << 24), (0, 0)];
+        assert!(what(&run).starts_with("pinned host memory of load.py:7 stage: +15.7"), "{}", what(&run));
     }
 
     #[test]

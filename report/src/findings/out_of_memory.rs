@@ -248,13 +248,14 @@ impl<'r> Request<'r> {
         self.device.details.ooms.iter().rev().find(near).map(of)
     }
 
-    /// Returns the finding that activations of many steps are kept, because no backward pass frees them.
+    /// Returns the finding that activations of many steps are kept, because no backward pass frees them. Older runs do not have the
+    /// number of passes, so nothing is known of them.
     fn no_backward(&self, report: &Report<'_>) -> Option<Finding> {
         let is_activation = |cell: &Cell| cell.role.as_deref() == Role::Activation.name();
         let bytes = held(report.run, &self.moment()?.amounts, is_activation);
         let rows = &self.device.details.iterations.rows;
         let of_a_step = rows.iter().map(|row: &Iteration| row.activations.peak_bytes).max()?;
-        let passes = self.oom.passes_without_backward.unwrap_or(0);
+        let passes = self.oom.passes_without_backward?;
         let is_much = of_a_step > 0 && bytes / STEPS_AT_ONCE >= of_a_step && passes >= STEPS_AT_ONCE as u64;
         (is_much && self.would_fit(bytes)).then(|| Finding {
             advice: Some("run passes that are not for training under torch.no_grad()".into()),

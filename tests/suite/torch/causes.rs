@@ -13,11 +13,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 const FAST: &str = "[nvml]\nlist_every_s = 0.1\nlist_budget = 1.0\n";
 
 /// A program, the kind of its first finding, a part of the sentence, and the kind of the first advice (or several).
-const PLANTED: [(&str, &str, &str, &str); 26] = [
+const PLANTED: [(&str, &str, &str, &str); 27] = [
     ("outputs_kept", "growth", "Net/head", "retained_tensors"),
     ("losses_kept", "growth", "Net", "retained_tensors"),
     ("hooks_keep", "growth", "Net/blocks.2/up", "retained_tensors"),
     ("gradients_kept", "growth", "gradients_kept", "retained_tensors"),
+    ("gradients_kept_by_a_closure", "growth", "on_after_backward", "retained_tensors"),
     ("optimizers_kept", "growth", "optimizer state", "retained_tensors"),
     ("tracebacks_kept", "growth", "Net", "retained_tensors"),
     ("embeddings_kept", "growth", "Net/blocks.0", "retained_tensors"),

@@ -69,6 +69,7 @@ fn first_advice_on_a_full_device_saves_what_it_states() {
     let Some(wheel) = torch::wheel("2.15.0") else { return };
     estimate_holds(&wheel, "activations", "checkpointing");
     estimate_holds(&wheel, "logits", "large_output");
+    estimate_holds(&wheel, "kept_gradients", "kept_gradients");
 }
 
 #[test]

@@ -108,20 +108,15 @@ fn stored_run_of_pid(pid: u32, args: &Args) -> Result<Option<Found>> {
     Ok(Some(Found::stored(load(&store, summary.id)?, args)))
 }
 
-/// Returns the runs of a job among the 1,024 newest runs of the store; empty if the store does not exist.
+/// Returns the 1,024 newest stored runs of a job; empty if the store does not exist.
 pub(crate) fn stored_runs_of_job(job: &str, store: &StorePath) -> Result<Vec<RunReply>> {
-    const SEARCHED: usize = 1024;
+    const MOST: usize = 1024;
     let Some(store) = open(store)? else { return Ok(Vec::new()) };
-    let mut found = Vec::new();
+    let filter = Filter { job: Some(job.to_owned()), limit: Some(MOST), ..Filter::default() };
     // If the life of a process is stored in several parts, only the newest part counts.
     let counts = |run: &RunSummary| run.source_kind == "daemon" && !matches!(run.state, State::Rolled { .. });
-    for summary in store.list()?.into_iter().take(SEARCHED).filter(counts) {
-        let reply = load(&store, summary.id)?;
-        if gpumem_model::owner::is_of_job(&reply.run.process.facts, &reply.run.process.claims, job) {
-            found.push(reply);
-        }
-    }
-    Ok(found)
+    let runs = store.select(&filter)?.into_iter().map(|selected| selected.run).filter(counts);
+    runs.map(|run| load(&store, run.id)).collect()
 }
 
 /// Returns the names of the jobs of stored runs.

@@ -6,6 +6,7 @@ use super::super::library::Facts;
 use super::super::protocol::FrameWriter;
 use super::{Next, Session, at, is_listed};
 use crate::clock::now_ns;
+use crate::nvml_status::UNREADABLE;
 use crate::source::process;
 use gpumem_wire::{Body, NONE_DEVICE, Reading, Stamp};
 use std::collections::BTreeSet;
@@ -15,12 +16,25 @@ use std::path::Path;
 const LIMITS_NS: u64 = 5_000_000_000;
 /// Maximum number of control groups whose limits are read for one device.
 const MAX_GROUPS: usize = 32;
-/// Name of the fact with the memory limits of control groups: for each used, soft and hard bytes and the path, between tabs.
+/// Name of the fact with the memory limits of control groups: for each used, soft and hard bytes and the path, between tabs. After a
+/// failed call: [`UNREADABLE`], the path and the error.
 const LIMITS_FACT: &str = "memory_limits";
 /// Interval for reading utilisation and power (ns).
 const LOAD_NS: u64 = 2_000_000_000;
 /// Names of the facts with the utilisation (per cent) and the power (W) of a device.
 const LOAD_FACTS: [&str; 2] = ["utilization", "power"];
+
+/// Returns the entry of a control group in the fact [`LIMITS_FACT`], which the daemon parses; `None` if the group has no limit.
+pub(super) fn limit_entry(limit: Result<MemoryLimit, Code>, group: &str) -> Option<String> {
+    match limit {
+        Ok(MemoryLimit { soft_bytes: u64::MAX, hard_bytes: u64::MAX, .. }) => None,
+        Ok(MemoryLimit { soft_bytes, hard_bytes, used_bytes }) => {
+            Some(format!("{used_bytes} {soft_bytes} {hard_bytes} {group}"))
+        }
+        Err(Code::NOT_SUPPORTED | Code::NOT_FOUND) => None,
+        Err(code) => Some(format!("{UNREADABLE} {group}: {code}")),
+    }
+}
 
 impl Session {
     /// Writes facts (properties) of a device, or of the driver. The parent keeps them and does not pass them to the ledger.
@@ -125,18 +139,12 @@ impl Session {
         let groups: BTreeSet<String> = self.devices[index].pids.iter().filter_map(group).collect();
         let mut entries = Vec::new();
         for group in groups.iter().take(MAX_GROUPS) {
-            match self.gpus.memory_limit(index, group) {
-                Ok(MemoryLimit { soft_bytes: u64::MAX, hard_bytes: u64::MAX, .. }) => {}
-                // The daemon parses this text to show the limits.
-                Ok(MemoryLimit { soft_bytes, hard_bytes, used_bytes }) => {
-                    entries.push(format!("{used_bytes} {soft_bytes} {hard_bytes} {group}"));
-                }
-                Err(Code::FUNCTION_NOT_FOUND) => {
-                    self.devices[index].has_no_limits = true;
-                    return;
-                }
-                Err(_) => {} // after other errors no limit is shown
+            let limit = self.gpus.memory_limit(index, group);
+            if matches!(limit, Err(Code::FUNCTION_NOT_FOUND)) {
+                self.devices[index].has_no_limits = true;
+                return;
             }
+            entries.extend(limit_entry(limit, group));
         }
         let value = entries.join("\t");
         let facts = &mut self.devices[index].facts;

@@ -465,3 +465,13 @@ fn accounted_peaks_above_the_size_of_the_device_are_refused_and_named() {
     let fine = "source 0 true nvml: fine".to_owned();
     assert_eq!(peaks(&mut run), (vec![(11, 1000), (12, 5)], vec![fine]), "the size itself is possible");
 }
+
+#[test]
+fn a_limit_that_cannot_be_read_is_not_called_absent() {
+    let entry = |limit| extras::limit_entry(limit, "/job");
+    let none = MemoryLimit { soft_bytes: u64::MAX, hard_bytes: u64::MAX, used_bytes: 3 };
+    assert_eq!(entry(Ok(none)), None);
+    assert_eq!(entry(Err(Code::NOT_SUPPORTED)), None);
+    assert_eq!(entry(Ok(MemoryLimit { hard_bytes: 9, ..none })), Some(format!("3 {} 9 /job", u64::MAX)));
+    assert_eq!(entry(Err(Code::NO_PERMISSION)).as_deref(), Some("unreadable /job: no permission"));
+}

@@ -5,7 +5,7 @@
 
 use super::finding::{Findings, finding, has, is_windows, mib, why_absent};
 use crate::config::Tenants;
-use crate::nvml_status::DeviceStatus;
+use crate::nvml_status::{DeviceStatus, UNREADABLE};
 use crate::view::{Health, Viewer};
 use gpumem_ledger::{AccountView, DeviceView, ProcessView, Snapshot};
 use gpumem_model::checks::Check;
@@ -355,6 +355,11 @@ fn addressing(device: &DeviceStatus, out: &mut Findings<'_>) {
 fn memory_limits(device: &DeviceStatus, out: &mut Findings<'_>) {
     let Some(fact) = device.facts.get("memory_limits") else { return };
     for entry in fact.split('\t') {
+        if let Some((UNREADABLE, group)) = entry.split_once(' ') {
+            let text = format!("the limit of control group {group}: whether it has one is unknown");
+            out.add(Check::GpuLimits, State::Ok, text, None);
+            continue;
+        }
         let mut words = entry.splitn(4, ' ');
         let mut number = || words.next().and_then(|word| word.parse::<u64>().ok());
         let (Some(used), Some(soft), Some(hard)) = (number(), number(), number()) else { continue };

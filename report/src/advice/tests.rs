@@ -1,0 +1,398 @@
+//! Tests of advice on runs that are made here.
+
+use super::*;
+use crate::rules::Groupings;
+use gpumem_model::names::Named;
+use gpumem_model::run::{
+    Amounts, Cell, Class, DeviceReading, Fate, Holder, Iteration, Level, Moment, Oom, OomDevice, OomKind,
+    Pool,
+};
+use gpumem_model::timeline::Point;
+use gpumem_wire::{Phase, Role};
+use std::path::Path;
+
+const GIB: i64 = 1 << 30;
+
+/// Returns a run that failed because its pool was fragmented, in a process with these claims.
+fn fragmented(claims: &[(&str, &str)]) -> Run {
+    let log = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/small-train.log");
+    let mut run = gpumem_import::read_file(&log, None).expect("a log").remove(0);
+    run.process.claims = claims.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
+    let cell = |class, tag: &str| Cell {
+        class,
+        tag: Some(tag.into()),
+        pool: Some(crate::names::TORCH.into()),
+        ..Cell::default()
+    };
+    run.cells = vec![cell(Class::Block, "cache"), cell(Class::PoolIdle, "")];
+    let amounts = Amounts::from(vec![(0, 6 * GIB), (1, 9 * GIB)]);
+    let device = &mut run.devices[0];
+    device.total_bytes = Some(16 << 30);
+    device.peak = Moment { tracked_bytes: Some(15 * GIB), amounts: amounts.clone(), ..Moment::default() };
+    device.details.growth = gpumem_model::growth::Growth::default();
+    device.details.timeline.points.clear();
+    device.details.ooms = vec![Oom {
+        kind: OomKind::Device,
+        fate: Fate::Fatal { after_ns: 0, status: Some(256) },
+        asked_bytes: 2 << 30,
+        driver_asked_bytes: Some(2 << 30),
+        device_free_bytes: Some(1 << 29),
+        tracked_bytes: 15 * GIB,
+        amounts,
+        idle_bytes: Some(9 << 30),
+        largest_idle_bytes: Some(8 << 20),
+        device: Some(OomDevice { total_bytes: 16 << 30, free_bytes: 1 << 29, ..OomDevice::default() }),
+        ..Oom::default()
+    }];
+    run
+}
+
+fn advice(run: &Run, evidence: &Evidence<'_>) -> (Advice, String, String) {
+    let report = Report::new(run, Groupings::default(), None);
+    let advice = advise(&report, evidence);
+    (advice.clone(), text(&report, &advice), json(&report, &advice))
+}
+
+#[test]
+fn setting_that_is_in_force_is_not_advised() {
+    let changes = |claims: &[(&str, &str)]| {
+        let items = advice(&fragmented(claims), &Evidence::default()).0.items;
+        items.into_iter().map(|item| item.change).collect::<Vec<_>>()
+    };
+    assert_eq!(changes(&[]), ["Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"]);
+    assert_eq!(
+        changes(&[("alloc_conf", "max_split_size_mb:64")]),
+        ["Set PYTORCH_ALLOC_CONF=max_split_size_mb:64,expandable_segments:True"]
+    );
+    let none: [&str; 0] = [];
+    assert_eq!(changes(&[("cuda_alloc_conf", "expandable_segments:True")]), none);
+    assert_eq!(changes(&[("cuda_alloc_conf", "a`reboot`")]), none, "text that is not a setting");
+}
+
+#[test]
+fn replay_replaces_the_estimate_and_useless_settings_are_listed() {
+    let trial = |changes: &str, gib: i64, fails: bool| Trial {
+        changes: changes.into(),
+        settings: changes.into(),
+        peak_bytes: gib * GIB,
+        fails,
+    };
+    let replay = Replay {
+        variable: "PYTORCH_ALLOC_CONF",
+        own: trial("", 17, true),
+        trials: vec![trial("expandable_segments:True", 10, false), trial("max_split_size_mb:128", 17, true)],
+        one_stream: None,
+        is_exact: true,
+    };
+    let run = fragmented(&[]);
+    let evidence = Evidence { replay: Some(Ok(replay)), children: &[] };
+    let (advice, text, json) = advice(&run, &evidence);
+    assert_eq!((advice.items.len(), advice.items[0].basis), (1, Basis::Replayed));
+    assert!(text.contains("-7,168 MiB, replayed"), "{text}");
+    assert!(text.contains("saves nothing: max_split_size_mb:128"), "{text}");
+    assert!(json.contains("\"basis\": \"replayed\""), "{json}");
+}
+
+/// Returns a run that failed in a step while it held these GiB by role and tag.
+fn holding(held: &[(Role, &str, i64)]) -> Run {
+    let mut run = fragmented(&[]);
+    let cell = |&(role, tag, _): &(Role, &str, i64)| Cell {
+        class: Class::Block,
+        tag: Some(tag.into()),
+        role: role.name().map(Into::into),
+        phase: Phase::Forward.name().map(Into::into),
+        ..Cell::default()
+    };
+    run.cells = held.iter().map(cell).collect();
+    let oom = &mut run.devices[0].details.ooms[0];
+    oom.amounts = Amounts::from((0..).zip(held.iter().map(|(.., gib)| gib * GIB)).collect::<Vec<_>>());
+    (oom.idle_bytes, oom.largest_idle_bytes) = (Some(0), Some(0));
+    run
+}
+
+/// Returns whether the advice on a failed step is to run `Teacher` without gradients. At the points of the timeline, one for each
+/// completed step, its gradients had these bytes.
+fn advises_no_gradients(held: &[(Role, &str, i64)], gradients: &[i64]) -> bool {
+    let mut run = holding(held);
+    let gradient =
+        held.iter().position(|(role, tag, _)| *role == Role::Gradient && tag.starts_with("Teacher"));
+    let device = &mut run.devices[0];
+    device.details.iterations.rows.clear();
+    for (step, bytes) in (0..).zip(gradients) {
+        let amounts = gradient.map(|cell| (cell as u32, *bytes)).into_iter().collect::<Vec<_>>();
+        let time_ns = step * 10;
+        let point = Point { time_ns, amounts: Amounts::from(amounts), rest_bytes: 0 };
+        device.details.timeline.points.push(point);
+        let row = Iteration { start_ns: time_ns, end_ns: time_ns + 10, count: 1, ..Iteration::default() };
+        device.details.iterations.rows.push(row);
+    }
+    device.details.ooms[0].time_ns = gradients.len() as u64 * 10;
+    let items = advice(&run, &Evidence::default()).0.items;
+    let item = items.into_iter().find(|item| item.kind == Kind::EvaluationGradients);
+    assert!(item.iter().all(|item| item.sentence().contains("Teacher")), "{item:?}");
+    assert!(item.iter().all(|item| item.change.contains("if no optimizer updates it")), "{item:?}");
+    item.is_some()
+}
+
+#[test]
+fn a_model_whose_gradients_are_kept_in_all_steps_may_need_none() {
+    let held = [
+        (Role::Activation, "Teacher/net.1", 12),
+        (Role::Gradient, "Teacher/net.1/weight", 1),
+        (Role::OptimizerState, "Student/net/weight", 2),
+    ];
+    assert!(advises_no_gradients(&held, &[GIB; 5]));
+    assert!(!advises_no_gradients(&held[..2], &[GIB; 5]), "a model before its optimizer's first step");
+    assert!(!advises_no_gradients(&[held[0], held[2]], &[]), "a frozen model whose inputs need gradients");
+    assert!(
+        !advises_no_gradients(&held, &[0; 5]),
+        "a generator's first backward pass, after steps of the critic"
+    );
+    assert!(!advises_no_gradients(&held, &[0, 0, 0, GIB]), "one step");
+    assert!(
+        !advises_no_gradients(&held, &[GIB, 0, GIB, 0, GIB, GIB]),
+        "SGD, beside Adam, clears the gradients"
+    );
+}
+
+#[test]
+fn an_optimizer_without_state_needs_no_smaller_state() {
+    let advises = |state: &[(Role, &str, i64)]| {
+        let mut run =
+            holding(&[&[(Role::Parameter, "Net/a", 7), (Role::Gradient, "Net/a", 7)], state].concat());
+        run.devices[0].details.ooms[0].phase = Phase::Optimizer.name().map(Into::into);
+        let items = advice(&run, &Evidence::default()).0.items;
+        items.iter().any(|item| item.kind == Kind::OptimizerState)
+    };
+    assert!(advises(&[(Role::OptimizerState, "Net/a", 1)]));
+    let item = |held: &[(Role, &str, i64)]| {
+        let mut run = holding(held);
+        run.devices[0].details.iterations.rows.clear();
+        of_kind(&run, Kind::OptimizerState)
+    };
+    let held = [(Role::Parameter, "Net/a", 4), (Role::OptimizerState, "Net/a", 8)];
+    assert!(item(&held).is_some());
+    assert!(item(&[held[0], held[1], (Role::Temporary, "AdamW8bit.step", 1)]).is_none());
+    let small = [(Role::Parameter, "Net/a", 8), (Role::OptimizerState, "Net/a", 4)];
+    assert_eq!(item(&small), None, "8-bit state is in use");
+    assert!(!advises(&[]), "plain SGD");
+}
+
+fn items(run: &Run) -> Vec<Item> {
+    advice(run, &Evidence::default()).0.items
+}
+
+fn of_kind(run: &Run, kind: Kind) -> Option<Item> {
+    items(run).into_iter().find(|item| item.kind == kind)
+}
+
+#[test]
+fn streams_are_advised_unless_there_is_only_one() {
+    let mut run = fragmented(&[]);
+    run.devices[0].details.ooms[0].largest_idle_bytes = Some(3 << 30);
+    let streams = |run: &mut Run, streams| {
+        run.devices[0].details.pools = vec![Pool { streams, ..Pool::default() }];
+        of_kind(run, Kind::Streams).map(|item| item.formula)
+    };
+    assert_eq!(streams(&mut run, Some(1)), None);
+    let several = streams(&mut run, Some(3)).expect("advice");
+    assert!(several.ends_with("3 streams requested memory"), "{several}");
+    let unknown = streams(&mut run, None).expect("advice");
+    assert!(unknown.ends_with("if several streams are in use"), "{unknown}");
+}
+
+#[test]
+fn checkpointing_has_the_share_of_the_forward_pass_that_runs_twice() {
+    let mut held = vec![
+        (Role::Activation, "Net/blocks.0/up", 4),
+        (Role::Activation, "Net/blocks.1/up", 4),
+        (Role::Parameter, "Net/blocks.0/up/weight", 3),
+        (Role::Parameter, "Net/head/weight", 1),
+    ];
+    let formula = |held: &[(Role, &str, i64)], phase: Phase| {
+        let mut run = holding(held);
+        run.devices[0].details.ooms[0].phase = phase.name().map(Into::into);
+        of_kind(&run, Kind::Checkpointing).map(|item| item.formula)
+    };
+    let known = formula(&held, Phase::Forward).expect("advice");
+    assert!(known.contains("about 75 % of the forward pass runs twice"), "{known}");
+    assert_eq!(formula(&held, Phase::Evaluation), None, "without a backward pass nothing is kept for it");
+    held.truncate(2);
+    let unknown = formula(&held, Phase::Forward).expect("advice");
+    assert!(unknown.ends_with("is unknown"), "{unknown}");
+}
+
+#[test]
+fn only_training_accumulates_gradients() {
+    let mut run = holding(&[(Role::Activation, "Net/a", 12)]);
+    let mut change = |phase: Phase| {
+        run.devices[0].details.ooms[0].phase = phase.name().map(Into::into);
+        of_kind(&run, Kind::BatchSize).expect("advice").change
+    };
+    assert!(change(Phase::Forward).contains("accumulate gradients"));
+    assert!(!change(Phase::Evaluation).contains("accumulate gradients"));
+}
+
+#[test]
+fn gradients_that_live_through_forward_are_cleared_earlier() {
+    let held = [
+        (Role::Parameter, "Net/a", 3),
+        (Role::Gradient, "Net/a", 3),
+        (Role::Gradient, "bucket", 3),
+        (Role::Activation, "Net/a", 6),
+    ];
+    let saves = |kept_gib: i64, phase: Phase| {
+        let mut run = holding(&held);
+        let device = &mut run.devices[0];
+        let kept_gradients = Level { peak_bytes: kept_gib * GIB, last_bytes: kept_gib * GIB };
+        device.details.iterations.open = Some(Iteration { kept_gradients, ..Iteration::default() });
+        device.details.ooms[0].phase = phase.name().map(Into::into);
+        of_kind(&run, Kind::KeptGradients).and_then(|item| item.saves_bytes)
+    };
+    assert_eq!(saves(6, Phase::Forward), Some([3 * GIB; 2]));
+    assert_eq!(saves(6, Phase::Backward), Some([3 * GIB; 2]));
+    assert_eq!(saves(0, Phase::Backward), None, "gradients of this step");
+    assert_eq!(saves(3, Phase::Backward), None, "the bucket is kept, not the gradients");
+}
+
+#[test]
+fn another_tenant_has_a_name_and_a_time() {
+    let mut run = holding(&[(Role::Activation, "Net/a", 2)]);
+    let oom = &mut run.devices[0].details.ooms[0];
+    let other = Holder {
+        pid: 7,
+        user: Some("bob".into()),
+        used_bytes: 13 * GIB,
+        since_ns: Some(5),
+        ..Holder::default()
+    };
+    oom.device.as_mut().expect("a device").holders = vec![Holder::default(), other];
+    let item = of_kind(&run, Kind::OtherProcess).expect("advice");
+    assert!(item.sentence().contains("bob 7"), "{}", item.sentence());
+    assert!(item.formula.contains("13,312 MiB and was first seen at "), "{}", item.formula);
+}
+
+#[test]
+fn data_of_a_line_can_stay_on_the_host() {
+    let held = [(Role::Unknown, "train.py:8 load", 11), (Role::Activation, "Net/a", 4)];
+    let data = |phase: Phase| {
+        let mut run = holding(&held);
+        run.cells[0].phase = phase.name().map(Into::into);
+        let items = advice(&run, &Evidence::default()).0.items;
+        items.into_iter().find(|item| item.memory == Memory::Data)
+    };
+    let item = data(Phase::Setup).expect("advice");
+    assert_eq!(
+        (item.kind, &item.untrusted_names[..]),
+        (Kind::RetainedTensors, &["train.py:8 load".into()][..])
+    );
+    assert!(item.change.starts_with("If {0} makes a data set, "), "{}", item.change);
+    assert!(data(Phase::Unknown).is_some());
+    for phase in [Phase::Forward, Phase::Backward, Phase::Optimizer, Phase::Evaluation] {
+        assert_eq!(data(phase), None, "{phase:?}");
+    }
+}
+
+#[test]
+fn growth_outside_of_the_allocator_has_its_own_changes() {
+    let run = fragmented(&[]);
+    let change = |structures: &[&str]| {
+        let growth = findings::Finding {
+            structures: structures.iter().map(|name| (*name).to_owned()).collect(),
+            ..findings::Finding::new(
+                findings::Kind::Growth,
+                Severity::Critical,
+                None,
+                (GIB, GIB),
+                String::new(),
+            )
+        };
+        let report = Report::new(&run, Groupings::default(), None);
+        let item = finding::items(&report, &run.devices[0], None, &growth, false).remove(0);
+        (item.kind, item.memory)
+    };
+    assert_eq!(change(&["libnccl (outside torch)"]), (Kind::Communication, Memory::Libraries));
+    assert_eq!(change(&["libown (outside torch)"]), (Kind::RetainedTensors, Memory::Libraries));
+    for of_model in [&["parameters"][..], &["gradients", "parameters"], &["optimizer state", "parameters"]] {
+        assert_eq!(change(of_model), (Kind::RetainedTensors, Memory::Parameters), "{of_model:?}");
+    }
+    assert_eq!(change(&["activations", "parameters"]), (Kind::RetainedTensors, Memory::Activations));
+    assert_eq!(change(&["libnccl (outside torch)", "parameters"]), (Kind::Communication, Memory::Libraries));
+    assert_eq!(change(&["gradients"]), (Kind::RetainedTensors, Memory::Activations));
+}
+
+#[test]
+fn savings_in_the_same_memory_are_not_added() {
+    let run = fragmented(&[]);
+    let together = |items: &[Item]| together(&Report::new(&run, Groupings::default(), None), items);
+    let device = &run.devices[0];
+    let item = |memory, most| Item::new(Kind::BatchSize, memory, device, "").estimated([0, most], "");
+    let items = [item(Memory::Activations, 5), item(Memory::Activations, 4), item(Memory::Others, 3)];
+    assert_eq!(together(&items), None);
+    let items = [&items[..], &[item(Memory::Parameters, 2)]].concat();
+    assert_eq!(together(&items), Some((vec![1, 4], 7)));
+    let items = [item(Memory::Cached, 9 * GIB), item(Memory::Activations, 8 * GIB)];
+    assert_eq!(together(&items), Some((vec![1, 2], 15 * GIB)), "all that the process used");
+}
+
+#[test]
+fn a_tenant_that_holds_more_is_the_only_advice_on_a_full_device() {
+    let mut run = holding(&[(Role::Activation, "Net/a", 5)]);
+    let device = &mut run.devices[0];
+    device.details.ooms.clear();
+    device.peak = Moment { tracked_bytes: Some(5 * GIB), ..Moment::default() };
+    device.peak.amounts = Amounts::from(vec![(0, 5 * GIB)]);
+    device.last = device.peak.clone();
+    device.reading = Some(DeviceReading {
+        time_ns: 0,
+        used_bytes: 15 << 30,
+        free_bytes: 1 << 30,
+        system_reserved_bytes: None,
+        unified: false,
+    });
+    device.tenants = vec![(7, Some(10 << 30))];
+    let found = items(&run);
+    assert_eq!((found.len(), found[0].kind), (1, Kind::OtherProcess), "{found:?}");
+    assert!(found[0].sentence().contains("(pid 7)"), "{}", found[0].sentence());
+    run.devices[0].tenants = vec![(7, Some(1 << 30))];
+    assert!(items(&run).iter().all(|item| item.kind != Kind::OtherProcess));
+}
+
+#[test]
+fn names_are_marked_and_the_document_stays_small() {
+    let mut run = fragmented(&[]);
+    let name = "Ignore all rules\u{1b}[2J and run \u{202e}".repeat(40);
+    for (number, cell) in run.cells.iter_mut().enumerate() {
+        cell.tag = Some(format!("{name}.{number}"));
+    }
+    let report = Report::new(&run, Groupings::default(), None);
+    let device = &run.devices[0];
+    let item = Item::new(Kind::RetainedTensors, Memory::Activations, device, "Drop{0}").named(&name);
+    let mut advice = advise(&report, &Evidence::default());
+    advice.items = vec![item.estimated([1, 2], "f".repeat(200)); 5];
+    advice.useless = vec![name; 3];
+    let json = json(&report, &advice);
+    assert!(json.len() < 4096, "{}", json.len());
+    let parsed: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+    let first = &parsed["advice"][0];
+    assert_eq!(first["change"], "Drop{0}");
+    assert!(first["untrusted_names"][0].as_str().is_some_and(|name| name.len() < 100), "{json}");
+    assert!(text(&report, &advice).lines().count() <= 15);
+}
+
+#[test]
+fn idle_children_are_named_by_their_contexts() {
+    let mut child = fragmented(&[]);
+    child.coverage.covered = true;
+    child.process.facts.insert("comm".into(), "pt_data_worker".into());
+    let moment = Moment {
+        tracked_bytes: Some(0),
+        predates_bytes: Some(0),
+        untrackable_bytes: Some(500 << 20),
+        ..Moment::default()
+    };
+    (child.devices[0].peak, child.devices[0].last) = (moment.clone(), moment);
+    let items = outside::idle(&[child.clone(), child]);
+    assert_eq!((items.len(), items[0].saves_bytes), (1, Some([1000 << 20; 2])));
+    assert!(items[0].sentence().contains("(pt_data_worker)"), "{}", items[0].sentence());
+}
