@@ -156,17 +156,16 @@ pub(crate) const fn sorted(entry: usize) -> usize {
     2 * entry
 }
 
-/// Returns the estimated bytes of a table. `places`: its capacity in entries; `entry`: bytes of one entry.
-fn table(entries: usize, places: usize, entry: usize) -> usize {
+/// Returns the estimated bytes of a table that now takes `bytes`. `places`: its capacity in entries.
+pub(crate) fn table(entries: usize, places: usize, bytes: usize) -> usize {
     let is_nearly_full = places - entries.min(places) < EVERY.max(places / 16);
-    let bytes = places * (entry + 1) * 8 / 7;
     if places > EVERY && is_nearly_full { 3 * bytes } else { bytes }
 }
 
 pub(crate) fn list<T>(list: &Vec<T>) -> usize {
-    table(list.len(), list.capacity(), size_of::<T>())
+    table(list.len(), list.capacity(), list.capacity() * size_of::<T>())
 }
 
 pub(crate) fn map<K, V>(map: &Map<K, V>) -> usize {
-    table(map.len(), map.capacity(), size_of::<(K, V)>())
+    table(map.len(), map.capacity(), map.capacity() * (size_of::<(K, V)>() + 1) * 8 / 7)
 }

@@ -1,9 +1,9 @@
 //! Pools of frameworks and of the driver, and the segments of framework pools.
 
-use crate::Map;
 use crate::book::Book;
 use crate::book::cells::{CellId, OPAQUE};
-use crate::rows::row::{Extent, Row};
+use crate::rows::row::Extent;
+use crate::rows::table::RowTable;
 use gpumem_wire::PoolOwner;
 use std::collections::BTreeMap;
 
@@ -38,7 +38,7 @@ pub(crate) struct Pool {
     pub segment_bytes: u64,
     /// Bytes of the segments that lie on booked memory.
     pub backed_bytes: u64,
-    pub blocks: Map<u64, Row>,
+    pub blocks: RowTable,
     pub block_bytes: u64,
     /// Block bytes that the program has freed and a CUDA stream may still use.
     pub pending_bytes: u64,

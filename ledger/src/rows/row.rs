@@ -14,7 +14,7 @@ pub(crate) const MAX_BYTES: u64 = 1 << 48;
 pub(crate) const LARGE_BYTES: u64 = 1 << 20;
 
 /// Live memory of one allocation or block. 32 bytes: a process may have millions.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct Row {
     /// Number of the record that created the row: its birth number, by which `Retag` refers to it.
     pub seq: u64,

@@ -29,7 +29,7 @@ impl Holdings {
             self.mark_segment_restated(address, stamp.seq);
             return;
         }
-        if let Some(old) = self.allocations.get_mut(&address) {
+        if let Some(old) = self.allocations.get_mut(address) {
             if old.seq == stamp.seq && stamp.seq != 0 {
                 // A resync restates the row, or the ring buffer repeats it after a resync. Its segment is restated with it.
                 old.generation = self.generation;
@@ -106,12 +106,12 @@ impl Holdings {
 
     /// Whether the allocation with birth number `seq` (number of its record) is live, or its free has begun and not ended.
     pub fn is_born(&mut self, address: u64, seq: u64) -> bool {
-        let is_bound = self.allocations.get(&address).is_some_and(|row| row.seq == seq);
+        let is_bound = self.allocations.get(address).is_some_and(|row| row.seq == seq);
         is_bound || self.in_flight.row_mut(seq).is_some()
     }
 
     fn unbind(&mut self, address: u64) -> Option<Row> {
-        let row = self.allocations.remove(&address)?;
+        let row = self.allocations.remove(address)?;
         if row.bytes >= LARGE_BYTES {
             self.large.remove(&address);
         }
@@ -120,7 +120,7 @@ impl Holdings {
 
     /// Returns book and bytes of the live allocation at an address.
     pub fn found_at(&self, address: u64) -> Option<(u8, u64)> {
-        self.allocations.get(&address).map(|row| (row.book, row.bytes))
+        self.allocations.get(address).map(|row| (row.book, row.bytes))
     }
 
     /// Books a `FreeBegin`: the driver may give the address to another thread from now on.
@@ -158,7 +158,7 @@ impl Holdings {
             Some(InFlight::Allocation { address, mut row }) => {
                 self.count_in_flight(&row, false);
                 row.generation = self.generation; // after a failed free, a resync in progress must not remove it
-                if failed && !self.allocations.contains_key(&address) {
+                if failed && self.allocations.get(address).is_none() {
                     self.allocations.insert(address, row);
                     if row.bytes >= LARGE_BYTES && self.can_hold_segments(&row) {
                         self.large.insert(address, row.bytes);
@@ -210,8 +210,7 @@ impl Holdings {
         };
         self.drop_in_flight(is_selected);
         let rows = self.allocations.iter().filter(|(_, row)| is_selected(row) && !self.is_in_doubt(row));
-        let carved =
-            rows.filter_map(|(&address, row)| self.carved.get(&Extent::Allocation(address, row.seq)));
+        let carved = rows.filter_map(|(address, row)| self.carved.get(&Extent::Allocation(address, row.seq)));
         let segments = in_order(carved.flat_map(|carved| carved.parts.iter().map(|(key, _)| *key)));
         self.drop_segments(segments);
         self.drop_allocations(is_selected);
@@ -234,7 +233,7 @@ impl Holdings {
 
     pub fn drop_allocations(&mut self, is_selected: impl Fn(&Row) -> bool) {
         let gone = self.allocations.iter().filter(|(_, row)| is_selected(row));
-        for (_, address) in in_order(gone.map(|(&address, row)| (row.seq, address))) {
+        for (_, address) in in_order(gone.map(|(address, row)| (row.seq, address))) {
             if let Some(row) = self.unbind(address) {
                 self.unbook_row(address, row);
             }

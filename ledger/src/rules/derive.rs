@@ -344,14 +344,14 @@ impl Holdings {
     /// Removes a block from its list of undecided blocks, because its role will not change.
     fn unlist(&mut self, book: u8, at: u32) {
         let entry = self.roles[usize::from(book)].undecided.remove(at);
-        if let Some(row) = self.pools[entry.pool as usize].blocks.get_mut(&entry.address) {
+        if let Some(row) = self.pools[entry.pool as usize].blocks.get_mut(entry.address) {
             row.owner = NOT_LISTED;
         }
     }
 
     /// Assigns a derived role to a block; returns its former cell. `None` if its role was reported.
     fn assign(&mut self, entry: &Entry, role: Role) -> Option<CellId> {
-        let row = self.pools[entry.pool as usize].blocks.get(&entry.address).copied();
+        let row = self.pools[entry.pool as usize].blocks.get(entry.address).copied();
         let row = row.filter(|row| !row.is(Row::EXACT))?;
         self.derive(Extent::Block(entry.pool, entry.address), row, role);
         Some(row.cell)
@@ -470,7 +470,7 @@ impl Holdings {
             for list in [List::Forward, List::Backward, List::Optimizer, List::Evaluation, List::Between] {
                 while let Some((at, entry)) = self.roles[usize::from(book)].undecided.first(list) {
                     self.unlist(book, at);
-                    let Some(row) = self.pools[entry.pool as usize].blocks.get(&entry.address) else {
+                    let Some(row) = self.pools[entry.pool as usize].blocks.get(entry.address) else {
                         continue;
                     };
                     born.push(RestatedBlock { seq: row.seq, list, pool: entry.pool, address: entry.address });
@@ -494,7 +494,7 @@ impl Holdings {
 
     fn replay_birth(&mut self, born: &RestatedBlock) {
         let RestatedBlock { seq, list, pool, address } = *born;
-        let row = self.pools[pool as usize].blocks.get(&address).copied();
+        let row = self.pools[pool as usize].blocks.get(address).copied();
         let Some(row) = row.filter(|row| row.seq == seq && !row.is(Row::EXACT | Row::PENDING)) else {
             return;
         };
@@ -513,7 +513,7 @@ impl Holdings {
         let guess = roles.likely_role(list);
         let at = roles.undecided.add(list, guess, (pool, address), row.bytes);
         self.derive(Extent::Block(pool, address), row, guess);
-        if let Some(row) = self.pools[pool as usize].blocks.get_mut(&address) {
+        if let Some(row) = self.pools[pool as usize].blocks.get_mut(address) {
             row.owner = at;
         }
     }

@@ -13,6 +13,7 @@ use crate::rows::row::{
     AnomalyCounts, Backing, BackingId, Extent, Mapping, PeakResidue, PeakResidues, Row, is_charged,
     side_bytes,
 };
+use crate::rows::table::RowTable;
 use gpumem_model::blocks::Blocks;
 use gpumem_model::growth::PINNED_CELLS;
 use gpumem_model::iterations::Iterations;
@@ -31,7 +32,7 @@ pub(crate) struct Holdings {
     pub windows: Vec<(u8, Window)>,
     window_ns: u64,
     pub side_memory: Vec<SideMemory>,
-    pub(super) allocations: Map<u64, Row>,
+    pub(super) allocations: RowTable,
     /// Address and bytes of the allocations of at least [`LARGE_BYTES`](crate::rows::row::LARGE_BYTES), to find them by an
     /// address inside.
     pub(super) large: BTreeMap<u64, u64>,
@@ -142,7 +143,7 @@ impl Holdings {
     /// Returns the blocks of a book in the time that the ring covers; none without a ring.
     pub fn blocks(&self, book: u8) -> Blocks {
         let Some(ring) = &self.block_ring else { return Blocks::default() };
-        let bound = self.allocations.iter().map(|(&address, row)| (address, *row));
+        let bound = self.allocations.iter().map(|(address, row)| (address, *row));
         let in_flight = self.in_flight.iter().filter_map(|(_, flight)| match flight {
             InFlight::Allocation { address, row } => Some((*address, *row)),
             _ => None,
@@ -151,7 +152,7 @@ impl Holdings {
             bound.chain(in_flight).map(|(address, row)| (Extent::Allocation(address, row.seq), row));
         let backings = self.backings.iter().map(|(&id, backing)| (Extent::Backing(id), backing.row));
         let blocks = (0..).zip(&self.pools).flat_map(|(index, pool)| {
-            pool.blocks.iter().map(move |(&address, row)| (Extent::Block(index, address), *row))
+            pool.blocks.iter().map(move |(address, row)| (Extent::Block(index, address), *row))
         });
         let live = allocations
             .chain(backings)
@@ -336,12 +337,12 @@ impl Holdings {
     pub fn retag(&mut self, address: u64, pool: u64, seq: u64, stamp: &Stamp, use_as: (Role, Phase)) {
         let pool_index = if pool == 0 { None } else { self.pool_of(pool) };
         let block = pool_index.and_then(|index| {
-            let row = self.pools[index as usize].blocks.get(&address).filter(|row| row.seq == seq)?;
+            let row = self.pools[index as usize].blocks.get(address).filter(|row| row.seq == seq)?;
             Some((Extent::Block(index, address), *row))
         });
         // Driver allocations are found by address, handles by birth number.
         let found = block.or_else(|| {
-            let row = self.allocations.get(&address).filter(|row| row.seq == seq);
+            let row = self.allocations.get(address).filter(|row| row.seq == seq);
             row.map(|row| (Extent::Allocation(address, seq), *row))
         });
         let found = found.or_else(|| Some((Extent::Backing(seq), self.backings.get(&seq)?.row)));
@@ -427,9 +428,9 @@ impl Holdings {
 
     pub(super) fn row_mut(&mut self, extent: Extent) -> Option<&mut Row> {
         match extent {
-            Extent::Block(index, address) => self.pools[index as usize].blocks.get_mut(&address),
+            Extent::Block(index, address) => self.pools[index as usize].blocks.get_mut(address),
             Extent::Allocation(address, seq) => {
-                let bound = self.allocations.get_mut(&address).filter(|row| row.seq == seq);
+                let bound = self.allocations.get_mut(address).filter(|row| row.seq == seq);
                 // The bytes stay booked while their free is in flight.
                 bound.or_else(|| self.in_flight.row_mut(seq))
             }
@@ -478,7 +479,7 @@ impl Holdings {
     }
 
     pub fn bytes(&self) -> usize {
-        let rows = map(&self.allocations)
+        let rows = self.allocations.bytes()
             + map(&self.handles)
             + map(&self.backings)
             + map(&self.carved)
@@ -489,7 +490,7 @@ impl Holdings {
             + self.mappings.len() * sorted(8 + size_of::<Mapping>())
             + self.in_flight.bytes();
         let pools = self.pools.iter().map(|pool| {
-            map(&pool.blocks)
+            pool.blocks.bytes()
                 + pool.large_blocks.len() * sorted(16)
                 // A segment also has entries in `parts` and in `carved`.
                 + pool.segments.len() * sorted(8 + size_of::<Segment>() + 96)

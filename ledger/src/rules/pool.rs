@@ -15,7 +15,6 @@ use crate::rows::row::{Extent, LARGE_BYTES, MAX_BYTES, Row};
 use crate::rules::holdings::Holdings;
 use gpumem_model::run::Class;
 use gpumem_wire::{Body, Flags, FreeState, MemoryKind, Phase, PoolOwner, Request, Role, Stamp};
-use std::collections::hash_map::Entry;
 
 /// Number of rows (40 bytes each) that the caches of one processor core are assumed to hold.
 const CACHED_ROWS: usize = 16_384;
@@ -44,7 +43,7 @@ impl Holdings {
     }
 
     /// Reads the row that a record is about to create or remove, if there are more rows than the processor's caches hold. Returns
-    /// a field of the row.
+    /// what it has read.
     #[inline]
     pub fn read_row(&self, body: &Body<'_>) -> Option<u64> {
         let (rows, address) = match *body {
@@ -54,7 +53,7 @@ impl Holdings {
             Body::AllocEnd { address, .. } | Body::FreeBegin { address } => (&self.allocations, address),
             _ => return None,
         };
-        if rows.len() < CACHED_ROWS { None } else { rows.get(&address).map(|row| row.seq) }
+        (rows.len() >= CACHED_ROWS).then(|| rows.read_home(address))
     }
 
     /// Books a `PoolCreate`. `blocks`: the pool reports its blocks.
@@ -92,7 +91,7 @@ impl Holdings {
             if !parent.has_children {
                 parent.has_children = true;
                 let large = parent.blocks.iter().filter(|(_, row)| row.bytes >= LARGE_BYTES);
-                parent.large_blocks = large.map(|(&address, row)| (address, row.bytes)).collect();
+                parent.large_blocks = large.map(|(address, row)| (address, row.bytes)).collect();
             }
         }
     }
@@ -277,19 +276,18 @@ impl Holdings {
         } else {
             pool.is_booked(address)
         };
-        // A single map lookup: with a million live blocks each costs a cache miss or two.
-        let entry = match pool.blocks.entry(address) {
-            Entry::Vacant(entry) => entry,
-            Entry::Occupied(mut old) if old.get().seq == stamp.seq && stamp.seq != 0 => {
-                old.get_mut().generation = generation;
+        match pool.blocks.get_mut(address) {
+            None => {}
+            Some(old) if old.seq == stamp.seq && stamp.seq != 0 => {
+                old.generation = generation;
                 return;
             }
-            Entry::Occupied(_) => {
+            Some(_) => {
                 self.anomalies.replaced += 1;
                 self.take_block(index, address, false);
                 return self.block_alloc(address, bytes, id, use_as, stamp, book);
             }
-        };
+        }
         let (idle, name) = (pool.idle, pool.cell_name);
         let cell = self.cells.cell_in(Class::Block, stamp, (role, use_as.1), name);
         let exact = if use_as.0 == Role::Unknown { 0 } else { Row::EXACT | Row::BORN_EXACT };
@@ -297,7 +295,7 @@ impl Holdings {
             Some(list) => self.roles[usize::from(book)].undecided.add(list, role, (index, address), bytes),
             None => NOT_LISTED,
         };
-        let row = *entry.insert(Row {
+        let row = Row {
             seq: stamp.seq,
             bytes,
             cell,
@@ -307,7 +305,8 @@ impl Holdings {
             book,
             generation,
             flags: exact | if booked { 0 } else { Row::UNBOOKED },
-        });
+        };
+        pool.blocks.insert(address, row);
         if let Some(list) = list_of(use_as.1).filter(|_| restated && exact == 0) {
             self.restated.push(RestatedBlock { seq: stamp.seq, list, pool: index, address });
         }
@@ -335,7 +334,7 @@ impl Holdings {
             return;
         };
         if state == FreeState::Pending {
-            match self.pools[index as usize].blocks.get(&address).copied() {
+            match self.pools[index as usize].blocks.get(address).copied() {
                 Some(row) if !row.is(Row::PENDING) => self.begin_pending(index, address, row),
                 Some(_) => {}
                 None => self.anomalies.unknown_frees += 1,
@@ -360,7 +359,7 @@ impl Holdings {
         if !row.is(Row::UNBOOKED) {
             self.book(row.book).shift(row.cell, to, booked as i64);
         }
-        if let Some(row) = self.pools[index as usize].blocks.get_mut(&address) {
+        if let Some(row) = self.pools[index as usize].blocks.get_mut(address) {
             row.flags |= Row::PENDING;
             (row.cell, row.owner) = (to, NOT_LISTED);
         }
@@ -384,8 +383,8 @@ impl Holdings {
     /// Returns the addresses of the blocks that `wanted` selects, sorted.
     fn blocks_where(&self, index: u32, wanted: impl Fn(&Pool, u64, &Row) -> bool) -> Vec<u64> {
         let pool = &self.pools[index as usize];
-        let blocks = pool.blocks.iter().filter(|(address, row)| wanted(pool, **address, row));
-        in_order(blocks.map(|(&address, _)| address))
+        let blocks = pool.blocks.iter().filter(|(address, row)| wanted(pool, *address, row));
+        in_order(blocks.map(|(address, _)| address))
     }
 
     /// Books the blocks of a pool whose segments are wholly booked now.
@@ -393,7 +392,7 @@ impl Holdings {
         let has_memory = |pool: &Pool, address, row: &Row| row.is(Row::UNBOOKED) && pool.is_booked(address);
         for address in self.blocks_where(index, has_memory) {
             let pool = &mut self.pools[index as usize];
-            let Some(row) = pool.blocks.get_mut(&address) else { continue };
+            let Some(row) = pool.blocks.get_mut(address) else { continue };
             row.flags &= !Row::UNBOOKED;
             row.first_epoch = self.books[usize::from(row.book)].next_epoch();
             let row = *row;
@@ -414,7 +413,7 @@ impl Holdings {
             |pool: &Pool, address, row: &Row| !row.is(Row::UNBOOKED) && !pool.is_booked(address);
         for address in self.blocks_where(index, is_without_memory) {
             let pool = &mut self.pools[index as usize];
-            let Some(row) = pool.blocks.get_mut(&address) else { continue };
+            let Some(row) = pool.blocks.get_mut(address) else { continue };
             let row_before = *row;
             row.flags |= Row::UNBOOKED;
             pool.unbooked_blocks += 1;
@@ -433,7 +432,7 @@ impl Holdings {
     #[inline]
     pub fn take_block(&mut self, index: u32, address: u64, freed: bool) -> bool {
         let pool = &mut self.pools[index as usize];
-        let Some(mut row) = pool.blocks.remove(&address) else { return false };
+        let Some(mut row) = pool.blocks.remove(address) else { return false };
         if row.owner != NOT_LISTED {
             row = self.role_at_end(
                 Extent::Block(index, address),
@@ -471,7 +470,7 @@ impl Holdings {
 
     fn drop_blocks(&mut self, index: u32, is_selected: impl Fn(&Row) -> bool) {
         let gone = self.pools[index as usize].blocks.iter().filter(|(_, row)| is_selected(row));
-        for (_, address) in in_order(gone.map(|(&address, row)| (row.seq, address))) {
+        for (_, address) in in_order(gone.map(|(address, row)| (row.seq, address))) {
             self.take_block(index, address, false);
         }
     }

@@ -109,7 +109,7 @@ impl Holdings {
         while let Some((index, starts)) = by_pool.pop_first() {
             let pool = &self.pools[index as usize];
             let mut inside: Vec<(u64, u64)> = Vec::new();
-            for (&address, row) in &pool.blocks {
+            for (address, row) in pool.blocks.iter() {
                 let under = pool.segments.range(..=address).next_back();
                 let under = under.filter(|(start, segment)| address - **start < segment.bytes);
                 if under.is_some_and(|(start, _)| starts.contains(start)) {
@@ -309,7 +309,7 @@ impl Holdings {
         if let Some(parent) = self.pools[pool as usize].parent {
             let outer = &self.pools[parent as usize];
             let mut found = overlapping(&outer.large_blocks, |&bytes| bytes, start, end);
-            if let Some(row) = outer.blocks.get(&start).filter(|row| row.bytes < LARGE_BYTES) {
+            if let Some(row) = outer.blocks.get(start).filter(|row| row.bytes < LARGE_BYTES) {
                 found.push((start, row.bytes));
             }
             return found.into_iter().map(|(at, bytes)| (Extent::Block(parent, at), at, bytes)).collect();
@@ -317,10 +317,10 @@ impl Holdings {
         let mut found: Vec<_> = overlapping(&self.large, |&bytes| bytes, start, end)
             .into_iter()
             .filter_map(|(at, bytes)| {
-                Some((Extent::Allocation(at, self.allocations.get(&at)?.seq), at, bytes))
+                Some((Extent::Allocation(at, self.allocations.get(at)?.seq), at, bytes))
             })
             .collect();
-        if let Some(row) = self.allocations.get(&start)
+        if let Some(row) = self.allocations.get(start)
             && row.bytes < LARGE_BYTES
             && self.can_hold_segments(row)
         {
@@ -350,7 +350,7 @@ impl Holdings {
         for pool in self.pools.iter().filter(reports) {
             is_known = true;
             let mut blocks: Vec<(u64, u64)> =
-                pool.blocks.iter().map(|(&address, row)| (address, row.bytes)).collect();
+                pool.blocks.iter().map(|(address, row)| (address, row.bytes)).collect();
             blocks.sort_unstable();
             let mut blocks = blocks.into_iter().peekable();
             for (&start, segment) in &pool.segments {
