@@ -3,12 +3,14 @@
  *
  *   cudart_core.c     the driver's functions, the thread's device, errors
  *   cudart_device.c   device properties
- *   cudart_memory.c   every allocation and free goes to the driver; copies move nothing
+ *   cudart_memory.c   every allocation and free goes to the driver
+ *   cudart_contents.c what was copied to a device since the last kernel
  *   cudart_stream.c   streams, events, graphs
  *   cudart_kernel.c   fat binaries, which the driver loads when the first of their kernels is launched
  *   cublas.c ...      hand-written parts of other libraries; stubs.py makes the rest
  *
- * Kernels compute nothing; device addresses have no memory behind them; copies to the host yield zeros. */
+ * Kernels compute nothing; device addresses have no memory behind them; copies to the host yield zeros, or what was copied to
+ * the device since the last kernel. */
 #ifndef FAKE_CUDART_H
 #define FAKE_CUDART_H
 
@@ -126,6 +128,13 @@ result use(void);
 int device_count(void);
 extern _Thread_local int thread_device;
 void *primary_of(int device); /* NULL: none yet */
+
+/* Contents of device memory, see cudart_contents.c. */
+void contents_read(void *to, uint64_t address, size_t bytes);
+void contents_write(uint64_t address, const void *from, size_t bytes);
+void contents_fill(uint64_t address, int value, size_t bytes);
+void contents_move(uint64_t to, uint64_t from, size_t bytes);
+void contents_forget_all(void);
 
 /* The body of an entry point that needs a context, or only the driver. */
 #define RUN(work)                       \

@@ -73,6 +73,7 @@ static result load(binary *b) {
 }
 
 static result launch(const void *function) {
+    contents_forget_all();
     if (!kernels) return OK;
     const kernel *k = place(kernels, buckets, function);
     if (!k->function || k->of->loaded[thread_device]) return OK;

@@ -1,4 +1,4 @@
-/* Allocations and frees call the driver. Copies move no data; copies to the host write zeros. */
+/* Allocations and frees call the driver. Copies to the device are in cudart_contents.c. */
 #include "cudart.h"
 
 #include <string.h>
@@ -117,7 +117,7 @@ EXPORT result cudaIpcCloseMemHandle(void *address) { RUN(driver.cuIpcCloseMemHan
 
 /* ---- copies ---- */
 
-enum { TO_HOST = 2, ANY = 4 };
+enum { TO_DEVICE = 1, TO_HOST = 2, BETWEEN_DEVICES = 3, ANY = 4 };
 
 static int is_device(const void *address) {
     unsigned type = 0, managed = 0;
@@ -129,12 +129,21 @@ static int is_device(const void *address) {
 
 /* Kinds: 0 host to host, 1 to the device, 2 to the host, 3 between devices, 4 derived from the addresses. */
 static result copy(void *to, const void *from, size_t bytes, int kind) {
-    int to_host = kind == 0 || kind == TO_HOST || (kind == ANY && bytes && !is_device(to));
-    if (!to_host || !bytes) return OK;
-    if (kind == 0 || (kind == ANY && !is_device(from)))
-        memmove(to, from, bytes);
+    int to_device = kind == TO_DEVICE || kind == BETWEEN_DEVICES || (kind == ANY && bytes && is_device(to));
+    int from_device = kind == TO_HOST || kind == BETWEEN_DEVICES || (kind == ANY && bytes && is_device(from));
+    uint64_t to_at = (uint64_t)(uintptr_t)to, from_at = (uint64_t)(uintptr_t)from;
+    if (to_device && from_device)
+        contents_move(to_at, from_at, bytes);
+    else if (to_device)
+        contents_write(to_at, from, bytes);
+    else if (from_device)
+        contents_read(to, from_at, bytes);
     else
-        memset(to, 0, bytes);
+        memmove(to, from, bytes);
+    return OK;
+}
+static result fill(void *to, int value, size_t bytes) {
+    contents_fill((uint64_t)(uintptr_t)to, value, bytes);
     return OK;
 }
 EXPORT result cudaMemcpy(void *to, const void *from, size_t bytes, int kind) { RUN(copy(to, from, bytes, kind)); }
@@ -152,14 +161,13 @@ EXPORT result cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, siz
     RUN(copy_rows(to, to_pitch, from, from_pitch, width, height, kind));
 }
 EXPORT result cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int from_device, size_t bytes, void *stream) {
-    (void)to, (void)to_device, (void)from, (void)from_device, (void)bytes, (void)stream;
-    RUN(OK);
+    (void)to_device, (void)from_device, (void)stream;
+    RUN(copy(to, from, bytes, BETWEEN_DEVICES));
 }
 EXPORT result cudaMemset(void *to, int value, size_t bytes) {
-    (void)to, (void)value, (void)bytes;
-    RUN(OK);
+    RUN(fill(to, value, bytes));
 }
 EXPORT result cudaMemsetAsync(void *to, int value, size_t bytes, void *stream) {
-    (void)to, (void)value, (void)bytes, (void)stream;
-    RUN(OK);
+    (void)stream;
+    RUN(fill(to, value, bytes));
 }

@@ -141,5 +141,8 @@ EXPORT result cudaGraphInstantiate(void **exec, void *graph, void **node, char *
 EXPORT result cudaGraphInstantiateWithFlags(void **exec, void *graph, uint64_t flags) {
     RUN(driver.cuGraphInstantiateWithFlags(exec, graph, flags));
 }
-EXPORT result cudaGraphLaunch(void *exec, void *stream) { RUN(driver.cuGraphLaunch(exec, stream)); }
+EXPORT result cudaGraphLaunch(void *exec, void *stream) {
+    contents_forget_all();
+    RUN(driver.cuGraphLaunch(exec, stream));
+}
 EXPORT result cudaGraphExecDestroy(void *exec) { ASK(driver.cuGraphExecDestroy(exec)); }
