@@ -21,6 +21,7 @@ from ._frames import (
     GRADIENT,
     KV_CACHE,
     MODULE,
+    MODULE_HOOK,
     OPTIMIZER,
     OPTIMIZER_STATE,
     PARAMETER,
@@ -136,6 +137,9 @@ def register() -> bool:
     found = register_code(_code(call), MODULE)
     for code in _wrappers():
         register_code(code, OPTIMIZER)
+    for name in ("_set_user_hook", "setup_output_hook"):
+        for code in _nested(_code(_at("torch.utils.hooks:BackwardHook." + name)), "hook"):
+            register_code(code, MODULE_HOOK)
     for kind in _optimizers():
         register_optimizer(kind)
     register_others()

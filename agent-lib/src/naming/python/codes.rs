@@ -74,6 +74,8 @@ pub(crate) enum CodeKind {
     /// A function that an optimizer's step calls to compute the loss. What it allocates outside of modules and backward passes is
     /// not the optimizer's.
     Closure,
+    /// Calls backward hooks of a module, which get the module as an argument.
+    ModuleHook,
 }
 
 /// Bit set of the kinds that are needed only when memory runs out; their code objects are in a separate table.
@@ -82,7 +84,8 @@ pub(crate) const RARE: u32 = 1 << CodeKind::ZeroGrad as u32 | 1 << CodeKind::Cus
 impl CodeKind {
     pub(crate) fn from_code(code: u32) -> Option<Self> {
         // SAFETY: all numbers up to the last one are values of the enum.
-        (code <= CodeKind::Closure as u32).then(|| unsafe { std::mem::transmute::<u8, CodeKind>(code as u8) })
+        (code <= CodeKind::ModuleHook as u32)
+            .then(|| unsafe { std::mem::transmute::<u8, CodeKind>(code as u8) })
     }
 
     /// Whether the kind's bit is in a set. A `match` would be slower: where frames of all kinds alternate, its jump is often
@@ -100,6 +103,7 @@ impl CodeKind {
             phases[CodeKind::Optimizer as usize] = Phase::Optimizer;
             phases[CodeKind::Step as usize] = Phase::Optimizer;
             phases[CodeKind::Backward as usize] = Phase::Backward;
+            phases[CodeKind::ModuleHook as usize] = Phase::Backward;
             phases[CodeKind::Setup as usize] = Phase::Setup;
             phases[CodeKind::Closure as usize] = Phase::Between;
             phases

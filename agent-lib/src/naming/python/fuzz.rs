@@ -326,6 +326,31 @@ fn a_frame_says_what_memory_is_for_and_its_callers_whose_it_is() {
 }
 
 #[test]
+fn a_backward_hook_has_the_name_of_its_module() {
+    let [work, call, main, _] = CODES;
+    for layout in Layout::all() {
+        let tables = tables();
+        let register = |code, kind| assert!(tables.codes.register(code, kind, 0, false));
+        // `work` is the hook, `call` calls it.
+        register(call, CodeKind::ModuleHook);
+        register(main, CodeKind::Nothing);
+        let mut image = image(&layout);
+        let argument = |number: u64| FRAMES + u64::from(layout.locals) + 8 * number;
+        (1..4).for_each(|frame| image.put(argument(0) + frame * FRAME_BYTES, 0));
+        let of_hook = |image: &Image| tables.path(tables.find(image, &layout));
+        assert_eq!(of_hook(&image), Some((String::new(), Phase::Backward)));
+        for number in [1, 0] {
+            image.put(argument(number), OBJECTS[1]);
+            assert_eq!(of_hook(&image), Some(("Root.3".to_owned(), Phase::Backward)), "{number} {layout:?}");
+        }
+        // PyTorch's function itself has no module.
+        register(work, CodeKind::ModuleHook);
+        register(call, CodeKind::Nothing);
+        assert_eq!(of_hook(&image), Some((String::new(), Phase::Backward)));
+    }
+}
+
+#[test]
 fn line_is_that_of_the_innermost_frame_of_the_program() {
     for layout in Layout::all() {
         let tables = tables();

@@ -150,6 +150,11 @@ impl Modules {
         None
     }
 
+    /// Whether a module is registered with this address.
+    pub(crate) fn has(&self, object: u64) -> bool {
+        self.find(self.places(), object).is_some()
+    }
+
     /// Returns the tag of the path of the module at `object`. Returns `None` if it is generated or not registered, or if another
     /// object now has the address of a registered module.
     #[inline(always)]

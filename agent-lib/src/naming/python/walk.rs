@@ -36,6 +36,8 @@ const GIVE_ROLE: u32 = 1 << Parameter as u32
     | 1 << OptimizerState as u32;
 /// Kinds of frames that have a module or an optimizer in a local variable.
 const HAVE_MODULE: u32 = 1 << Module as u32 | 1 << Setup as u32 | 1 << Step as u32;
+/// Positions at which a hook of the program can have its module as an argument: the first one, or in a method the second one.
+const HOOK_ARGUMENTS: [u16; 2] = [0, 1];
 
 /// Reads a thread's frames: has the memory to read, the offsets in CPython's structures, and the addresses of Python's types.
 pub(crate) struct Reader<'a, M> {
@@ -123,7 +125,7 @@ impl<M: Memory> NameSearch<'_, M> {
     pub(crate) fn find(&self, state: u64) -> Option<AllocationName> {
         for frame in self.reader.frames(state) {
             if let Some(meaning) = self.codes.get(self.reader.code(frame)?) {
-                if let Some(name) = self.name_at(frame, meaning) {
+                if let Some(name) = self.name_at(state, frame, meaning) {
                     return name;
                 }
                 return self.search_callers(state, frame, meaning.0);
@@ -134,14 +136,23 @@ impl<M: Memory> NameSearch<'_, M> {
 
     /// Returns `Some` with the result of the walk if it ends at this frame, else `None`.
     #[inline(always)]
-    fn name_at(&self, frame: Pointer, (kind, variable): Meaning) -> Option<Option<AllocationName>> {
+    fn name_at(
+        &self,
+        state: u64,
+        frame: Pointer,
+        (kind, variable): Meaning,
+    ) -> Option<Option<AllocationName>> {
         if kind.is_in(CONTINUE) {
             return None;
         }
         if kind == Boundary {
             return Some(None);
         }
-        let tag = if kind.is_in(HAVE_MODULE) { self.module(frame, variable) } else { Some(0) };
+        let tag = match kind {
+            _ if kind.is_in(HAVE_MODULE) => self.module(frame, variable),
+            ModuleHook => self.module_of_hook(state, frame),
+            _ => Some(0),
+        };
         let tag = if kind == Step { tag.unwrap_or(0) } else { tag? };
         Some(Some(AllocationName { tag, phase: kind.phase(), ..AllocationName::default() }))
     }
@@ -164,7 +175,7 @@ impl<M: Memory> NameSearch<'_, M> {
             let Some(code) = reader.code(frame) else { break };
             let Some((kind, variable)) = self.codes.get(code) else { continue };
             if frame != from
-                && let Some(found) = self.name_at(frame, (kind, variable))
+                && let Some(found) = self.name_at(state, frame, (kind, variable))
             {
                 let name = found.unwrap_or_default();
                 let is_known = found.is_some() || phase.is_some() || role != Role::Unknown;
@@ -198,6 +209,21 @@ impl<M: Memory> NameSearch<'_, M> {
     #[inline(always)]
     fn module(&self, frame: Pointer, variable: Variable) -> Option<u32> {
         self.modules.tag(self.names, self.reader, self.object(frame, variable)?)
+    }
+
+    /// Returns the tag of the module whose hook the frame `caller` calls. The module is an argument of the hook, the function that
+    /// `caller` has called. PyTorch runs such a hook in a node that it made after the module's forward pass, so the node may have
+    /// the name of a part of the module.
+    #[cold]
+    #[inline(never)]
+    fn module_of_hook(&self, state: u64, caller: Pointer) -> Option<u32> {
+        let callers = self.reader.frames(state).skip(1);
+        let (hook, _) = self.reader.frames(state).zip(callers).find(|(_, outer)| *outer == caller)?;
+        HOOK_ARGUMENTS.into_iter().find_map(|slot| {
+            let object = Pointer::new(self.reader.local(hook, slot)?)?;
+            let is_module = self.modules.has(object.address());
+            is_module.then(|| self.modules.tag(self.names, self.reader, object)).flatten()
+        })
     }
 
     /// Returns the object in a local variable.
