@@ -102,7 +102,7 @@ impl Ledger {
             Origin::Process(key) => {
                 let index = self.process(key);
                 let process = &mut self.processes[index];
-                process.view.take();
+                process.forget_view();
                 if process.memory_use.count_record() {
                     self.estimate_memory(index);
                 }
@@ -163,7 +163,7 @@ impl Ledger {
     /// Returns the index of the process that a record of the host changes.
     fn process_of(&mut self, stamp: &Stamp, start_ticks: u64) -> usize {
         let index = self.process(ProcessKey { pid: stamp.thread, start_ticks });
-        self.processes[index].view.take();
+        self.processes[index].forget_view();
         index
     }
 
@@ -486,7 +486,7 @@ impl Ledger {
     pub fn begin_part(&mut self, key: ProcessKey, now_ns: u64) {
         let process = self.by_key.get(&key).and_then(|&index| self.processes.get_mut(index));
         if let Some(process) = process {
-            process.view.take();
+            process.forget_view();
             process.holdings.begin_part(now_ns);
             process.accounts.iter_mut().for_each(Account::restart_peaks);
             process.ooms.restart(now_ns);

@@ -75,7 +75,7 @@ impl Ledger {
         let holders = (is_nearer && listing.used_by(process.key).is_some())
             .then(|| self.holders(index, device, listing, &entry.record));
         let process = &mut self.processes[index];
-        process.view.take();
+        process.forget_view();
         let ooms = &mut process.ooms;
         ooms.awaits_reading = false;
         if let (Some(holders), Some(entry)) = (holders, ooms.entries.last_mut()) {

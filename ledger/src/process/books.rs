@@ -6,7 +6,7 @@ use crate::process::{BEYOND, NO_BOOK, Process};
 impl Process {
     /// Adds a book and its account; returns [`BEYOND`] if there are too many.
     fn add_book(&mut self, device: Option<usize>) -> u8 {
-        self.view.take();
+        self.forget_view();
         if self.accounts.len() < usize::from(BEYOND) {
             self.accounts.push(Account::new(device));
             let book = self.holdings.add_book();

@@ -23,13 +23,14 @@ use crate::oom::records::Ooms;
 use crate::process::account::Account;
 use crate::process::coverage::{Coverage, Facts};
 use crate::process::stream::Stream;
-use crate::process::view::ProcessView;
+use crate::process::view::LastView;
 use crate::rows::row::AnomalyCounts;
 use crate::rules::holdings::Holdings;
 use crate::samples::pending::Samples;
 use gpumem_wire::{Body, Flags, Record};
+use std::cell::RefCell;
 use std::mem::size_of;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 /// Value in [`Process::slots`] of a slot (number of a device in the agent's records) that no record has used yet.
 pub(crate) const NO_BOOK: u8 = u8::MAX;
@@ -58,8 +59,7 @@ pub(crate) struct Process {
     pub memory_use: MemoryUse,
     /// Time of the last free of an unknown address that may be older than the agent; 0 for none.
     pub baseline_freed_ns: u64,
-    /// View of the last snapshot; removed when the process changes.
-    pub view: OnceLock<Arc<ProcessView>>,
+    pub view: RefCell<LastView>,
 }
 
 impl Process {
@@ -80,7 +80,7 @@ impl Process {
             ended: None,
             memory_use: MemoryUse::default(),
             baseline_freed_ns: 0,
-            view: OnceLock::new(),
+            view: RefCell::default(),
         }
     }
 

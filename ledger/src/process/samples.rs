@@ -153,7 +153,7 @@ impl Process {
             self.add_sample_to_trends(book, sample.t0_ns, &sample.amounts);
         }
         self.samples.closed.push((book, sample));
-        self.refresh_view(book);
+        self.outdate_view(book);
     }
 
     pub fn peak_gap(&self, book: u8) -> Option<PeakGap> {

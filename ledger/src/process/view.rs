@@ -15,7 +15,7 @@ use crate::samples::pending::{ClosedSample, PeakGap};
 use crate::untrackable::event::Names;
 use gpumem_model::run::{Oom, Pool, SideMemory, UntrackableChange, UntrackableParts};
 use gpumem_wire::{ByeReason, PoolOwner};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 /// The moment with the highest tracked bytes.
 #[derive(Debug, Clone, PartialEq)]
@@ -84,54 +84,72 @@ pub struct ProcessView {
     pub bye: Option<(u64, ByeReason)>,
 }
 
+/// View of a process in the last snapshot.
+#[derive(Debug, Default)]
+pub(crate) enum LastView {
+    /// There was no snapshot, or the process has changed since.
+    #[default]
+    None,
+    Current(Arc<ProcessView>),
+    /// Since the snapshot, only the accounts of these books have changed (one bit for each book).
+    Outdated(Arc<ProcessView>, u64),
+}
+
 impl Process {
-    /// Returns the view of the last snapshot if the process has not changed since, else a new one.
+    /// Returns the view of the last snapshot, with those accounts made anew that have changed since.
     pub(crate) fn shared_view(&self) -> Arc<ProcessView> {
-        Arc::clone(self.view.get_or_init(|| Arc::new(process_view(self))))
+        let view = match self.view.take() {
+            LastView::Current(view) => view,
+            LastView::Outdated(view, books) => Arc::new(self.updated_view(&view, books)),
+            LastView::None => Arc::new(process_view(self)),
+        };
+        self.view.replace(LastView::Current(Arc::clone(&view)));
+        view
     }
 
     pub(crate) fn has_true_view(&self) -> bool {
-        self.view.get().is_none_or(|view| **view == process_view(self))
-    }
-
-    /// Updates the view after a sample of this book was closed. A sample of a process without an agent changes its account only.
-    pub(crate) fn refresh_view(&mut self, book: u8) {
-        if self.coverage.covered {
-            self.view.take();
-        } else if let Some(mut view) = self.view.take() {
-            let index = usize::from(book);
-            if index >= view.accounts.len() {
-                return;
-            }
-            let account = account_view(self, index);
-            match Arc::get_mut(&mut view) {
-                Some(view) => view.accounts[index] = account,
-                // The last snapshot has the view.
-                None => view = Arc::new(view.with_account(index, account)),
-            }
-            self.view = OnceLock::from(view);
+        match &*self.view.borrow() {
+            LastView::None => true,
+            LastView::Current(view) => **view == process_view(self),
+            LastView::Outdated(view, books) => self.updated_view(view, *books) == process_view(self),
         }
     }
-}
 
-impl ProcessView {
-    /// Returns a copy with another account at `index`. Does not copy the account that it replaces.
-    fn with_account(&self, index: usize, account: AccountView) -> ProcessView {
-        let mut accounts = Vec::with_capacity(self.accounts.len());
-        accounts.extend_from_slice(&self.accounts[..index]);
-        accounts.push(account);
-        accounts.extend_from_slice(&self.accounts[index + 1..]);
+    /// Drops the view, because the process changes.
+    #[inline]
+    pub(crate) fn forget_view(&mut self) {
+        *self.view.get_mut() = LastView::None;
+    }
+
+    /// Notes that a sample of this book was closed. A sample of a process without an agent changes its account only.
+    pub(crate) fn outdate_view(&mut self, book: u8) {
+        let view = self.view.get_mut();
+        *view = match std::mem::take(view) {
+            LastView::Current(last) if !self.coverage.covered => LastView::Outdated(last, 1 << book),
+            LastView::Outdated(last, books) if !self.coverage.covered => {
+                LastView::Outdated(last, books | 1 << book)
+            }
+            _ => LastView::None,
+        };
+    }
+
+    /// Returns a copy of a view with new accounts of these books.
+    fn updated_view(&self, view: &ProcessView, books: u64) -> ProcessView {
+        let account = |(index, account): (usize, &AccountView)| match books >> index & 1 {
+            0 => account.clone(),
+            _ => account_view(self, index),
+        };
         ProcessView {
-            key: self.key,
-            facts: Arc::clone(&self.facts),
-            coverage: Arc::clone(&self.coverage),
-            odd: self.odd,
-            ended: self.ended,
-            cells: Arc::clone(&self.cells),
-            accounts,
-            ooms: Arc::clone(&self.ooms),
-            heard_ns: self.heard_ns,
-            bye: self.bye,
+            key: view.key,
+            facts: Arc::clone(&view.facts),
+            coverage: Arc::clone(&view.coverage),
+            odd: view.odd,
+            ended: view.ended,
+            cells: Arc::clone(&view.cells),
+            accounts: view.accounts.iter().enumerate().map(account).collect(),
+            ooms: Arc::clone(&view.ooms),
+            heard_ns: view.heard_ns,
+            bye: view.bye,
         }
     }
 }
