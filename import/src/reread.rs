@@ -77,7 +77,7 @@ pub fn reread(
     run: &Run,
     window: &Window,
 ) -> Result<Option<Run>, Error> {
-    let mut builder = RunBuilder::new(run.source.clone());
+    let mut builder = RunBuilder::new(run.source.clone()).with_blocks();
     let from_ns = (window.part != WindowKind::At).then_some(window.from_ns);
     let mut sink = WindowSink { builder: &mut builder, from_ns, to_ns: window.to_ns, ended: Vec::new() };
     observe_file(path, format, &mut sink)?;
@@ -131,9 +131,15 @@ pub fn reread(
         let Some(then) = then.devices.iter().find(|then| then.name == device.name) else { continue };
         match window.part {
             // Cells are only appended, so the indices of cells in `then` are valid in the whole run too.
-            WindowKind::At => device.peak = held(then),
+            WindowKind::At => {
+                device.peak = held(then);
+                device.details.blocks = then.details.blocks.clone();
+            }
             WindowKind::Between => device.last = held(then),
             WindowKind::Since => {}
+        }
+        if window.part != WindowKind::At {
+            device.details.blocks.clip(window);
         }
     }
     Ok(Some(windowed))

@@ -78,9 +78,9 @@ fields! {
         ooms: Vec<Oom>                    => join oom::join_ooms,         clip within,           redact each(Oom::redact);
         /// Driver faults of the device shortly before the end of the process: time (ns) and Xid (NVIDIA's fault code).
         faults: Vec<(u64, u64)>           => join last,               clip keep,             redact keep;
-        /// Single blocks of the last part of the life. Only a run that was read from a file has them; they are not stored.
+        /// Single blocks of the last part of the life. They are not stored with a run; see [`Blocks`].
         #[serde(skip)]
-        blocks: Blocks                    => join last,               clip clear,            redact clear;
+        blocks: Blocks                    => join last,               clip Blocks::clip,     redact clear;
     }
 }
 

@@ -77,30 +77,30 @@ impl BlockRing {
         }
     }
 
-    /// Notes the begin of a training step.
-    pub fn note_step(&mut self, number: u64) {
-        self.push(u8::MAX, Change::Step { number });
+    /// Notes the begin of a training step on the device of a book.
+    pub fn note_step(&mut self, book: u8, number: u64) {
+        self.push(book, Change::Step { number });
     }
 
-    /// Returns the time from which the events are shown: the begin of the first whole step, or of the first event.
-    fn begin_ns(&self) -> u64 {
-        let is_step = |event: &&Event| matches!(event.change, Change::Step { .. });
-        let first_step = self.events.iter().find(is_step).filter(|_| self.is_cut);
-        first_step.or(self.events.front()).map_or(0, |event| event.time_ns)
+    /// Returns the time from which the events of a book are shown: the begin of its first whole step, or of the first event.
+    fn begin_ns(&self, book: u8) -> u64 {
+        let is_step = |event: &&Event| event.book == book && matches!(event.change, Change::Step { .. });
+        let mut steps = self.events.iter().filter(is_step);
+        // The only step may have begun just before the last event.
+        let first_whole = steps.next().filter(|_| self.is_cut && steps.next().is_some());
+        first_whole.or(self.events.front()).map_or(0, |event| event.time_ns)
     }
 
     /// Returns the blocks of a book since the first whole step in the ring. `live`: all its rows now. `tracked`: its tracked
     /// bytes now.
     pub fn blocks(&self, book: u8, live: impl Iterator<Item = OwnBytes>, tracked: i64) -> Blocks {
-        let from_ns = self.begin_ns();
+        let from_ns = self.begin_ns(book);
         let to_ns = self.events.back().map_or(0, |event| event.time_ns);
         let mut found = Blocks { from_ns, to_ns, is_cut: self.is_cut, ..Blocks::default() };
         // Times at which the rows got their present bytes.
         let mut since: Map<u64, u64> = Map::default();
         let in_window = |time_ns: u64| (time_ns > from_ns || !self.is_cut).then_some(time_ns);
-        for Event { time_ns, change, .. } in
-            self.events.iter().filter(|event| [book, u8::MAX].contains(&event.book))
-        {
+        for Event { time_ns, change, .. } in self.events.iter().filter(|event| event.book == book) {
             match *change {
                 Change::Row { before, now } => {
                     let began_ns = since.remove(&now.seq);
@@ -172,7 +172,8 @@ mod tests {
         // A segment takes a part of the second one.
         at(&mut ring, 30).note_row(0, 40, row(2, 15));
         at(&mut ring, 40).note_row(0, 30, OwnBytes { cell: 7, ..row(1, 0) });
-        at(&mut ring, 45).note_step(3);
+        at(&mut ring, 45).note_step(0, 3);
+        ring.note_step(1, 9);
         at(&mut ring, 39).note_tracked(0, 60); // a record that another thread's record overtook
         let blocks = ring.blocks(0, [row(2, 15)].into_iter(), 60);
         let block = |seq: u64, bytes, cell, made, freed_ns| Block {
@@ -200,7 +201,7 @@ mod tests {
         for time_ns in 2..events {
             ring.now_ns = time_ns;
             if time_ns % 1000 == 0 {
-                ring.note_step(time_ns / 1000);
+                ring.note_step(0, time_ns / 1000);
             } else if time_ns % 2 == 0 {
                 ring.note_row(0, 0, row(time_ns, 4));
             } else {

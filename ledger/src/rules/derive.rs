@@ -226,7 +226,6 @@ impl Holdings {
     /// Handles a `Step` record: all phases end.
     pub fn begin_iteration(&mut self, number: u64, seq: u64, time_ns: u64) {
         self.phases.has_steps = true;
-        self.block_ring.iter_mut().for_each(|ring| ring.note_step(number));
         for book in 0..self.books.len() as u8 {
             self.enter_phase(book, Phase::Unknown, seq, time_ns);
             let is_trained = self.roles[usize::from(book)].is_trained;
@@ -308,6 +307,7 @@ impl Holdings {
 
     fn begin_next_iteration(&mut self, book: u8, number: u64, time_ns: u64) {
         self.measure(book);
+        self.block_ring.iter_mut().for_each(|ring| ring.note_step(book, number));
         let at = usize::from(book);
         let number = (self.phases.epoch, number);
         self.roles[at].iterations.begin(number, time_ns, &mut self.books[at]);

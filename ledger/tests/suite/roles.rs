@@ -145,6 +145,15 @@ fn a_step_of_training() {
 }
 
 #[test]
+fn blocks_have_the_steps_of_a_program_that_reports_none() {
+    let mut t = Train::new();
+    t.iterate().iterate().iterate();
+    let steps = t.s.ledger.blocks(KEY, 0).steps;
+    let rows: Vec<(u64, u64)> = t.rows().iter().map(|row| (row.start_ns, row.first)).collect();
+    assert_eq!((&steps[..2], steps.len()), (rows.as_slice(), 3));
+}
+
+#[test]
 fn the_peak_learns_what_was_temporary() {
     let mut t = Train::new();
     t.iterate();

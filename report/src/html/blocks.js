@@ -91,15 +91,15 @@ function blocksTable(process, data, polygons) {
     h("thead", {}, h("tr", {}, heads.map((head, at) => h("th", { class: at === 1 || at === 2 ? "n" : "", scope: "col" }, head)))), h("tbody", {}, rows)));
 }
 
-// Makes the panel of blocks; null for a run without single blocks.
+// Makes the panel of blocks. For a run without single blocks it says how to get them, or is null.
 function blocksPanel(process, device) {
-  const data = device.detail.blocks;
-  if (!data) return null;
+  const { blocks: data, no_blocks: why } = device.detail;
+  if (!data) return why ? { made: section("blocks", "Blocks", "Single blocks", h("p", { class: "soft" }, why)), redraw: () => {} } : null;
   const { polygons, tops } = stackBlocks(data);
   const all = { process, device, data, polygons, levels: levelsOf(data, tops) };
   const whole = [data.from, data.to];
   const steps = data.steps.length;
-  const title = steps === 0 ? "Single blocks over time" : steps === 1 ? "Blocks of the last step" : `Blocks of the last ${steps} steps`;
+  const title = steps > 1 ? `Blocks of steps ${thousands(data.steps[0][1])} to ${thousands(data.steps[steps - 1][1])}` : "Single blocks over time";
   const readout = h("p", { class: "readout", id: "block" }, "Point to a block, or choose one with the arrow keys.");
   const canvas = h("div", {
     class: "plot", id: "blocks-plot", tabindex: "0", role: "slider", "aria-valuemin": "0", "aria-valuemax": String(Math.max(0, polygons.length - 1)), "aria-valuenow": "0", "aria-valuetext": "no block is chosen",

@@ -9,7 +9,7 @@ use crate::encode::object;
 use crate::lines::clean_name;
 use crate::{GroupBy, names};
 use gpumem_model::blocks::{Block, Blocks};
-use gpumem_model::run::Device;
+use gpumem_model::run::{Class, Device};
 use serde::Serialize;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -75,13 +75,26 @@ pub(super) fn blocks(context: Context<'_>, device: &Device) -> Option<impl Seria
     })
 }
 
+/// Returns a sentence that says how to get single blocks, for a run that a daemon stored without them.
+pub(super) fn why_none(context: Context<'_>, device: &Device) -> Option<&'static str> {
+    const WHY: &str = "This page has no single blocks. It has them for processes whose requests the daemon keeps (keep_requests = true below \
+                       [runs] in gpumemd.toml), and for recordings: gpumemctl run --record FILE -- COMMAND, then gpumemctl report FILE --html.";
+    let Context { report, limits, .. } = context;
+    let is_in_blocks =
+        |&(cell, _): &(u32, i64)| report.cell(cell).is_some_and(|cell| cell.class == Class::Block);
+    let could_have = report.run.source.kind == "daemon" && device.peak.amounts.iter().any(is_in_blocks);
+    (could_have && limits.tags && limits.blocks > 0 && device.details.blocks.blocks.is_empty()).then_some(WHY)
+}
+
 /// Returns the time at which the picture begins: that of a step, if steps are known.
 fn first_step(all: &Blocks, most_blocks: usize) -> u64 {
     let changed = |from_ns: u64| {
         let is_inside = |time_ns: Option<u64>| time_ns.is_some_and(|time_ns| time_ns >= from_ns);
         all.blocks.iter().filter(|block| is_inside(block.made_ns) || is_inside(block.freed_ns)).count()
     };
-    let last = all.steps.iter().rev().take(MOST_STEPS).enumerate();
+    // A single step may have begun shortly before the end.
+    let known = if all.steps.len() > 1 { all.steps.as_slice() } else { &[] };
+    let last = known.iter().rev().take(MOST_STEPS).enumerate();
     let fits = last.take_while(|&(at, &(time_ns, _))| at < LEAST_STEPS || changed(time_ns) <= most_blocks);
     fits.last().map_or(all.from_ns, |(_, &(time_ns, _))| time_ns)
 }
@@ -281,6 +294,8 @@ mod tests {
     fn picture_begins_with_the_first_step_whose_blocks_fit() {
         let mut all = Blocks { from_ns: 5, to_ns: 10_000, ..Blocks::default() };
         assert_eq!(first_step(&all, 100), 5, "no steps");
+        all.steps = vec![(9_990, 1)];
+        assert_eq!(first_step(&all, 100), 5, "one step");
         all.steps = (1..=100).map(|step| (step * 100, step)).collect();
         assert_eq!(first_step(&all, 100), 8500, "16 steps");
         all.blocks = (0..10_000).map(|at| block(1, Some(at), Some(at + 1))).collect();

@@ -4,7 +4,7 @@
 //! The code of a category is its rank among all categories of the same grouping on the page; 0 is the largest. Code `-1` is
 //! `Others`; code `-2` stands for categories that are too small to be named.
 
-use super::blocks::blocks;
+use super::blocks::{blocks, why_none};
 use super::holdings::{Strings, holdings};
 use crate::bridge::Bridge;
 use crate::encode::object;
@@ -264,8 +264,10 @@ fn detail(context: Context<'_>, device: &Device, facts: Vec<String>) -> impl Ser
         // For each grouping, rows with the amounts at the end and at the peak.
         statements: GroupBy::ALL.map(|by| rows(context, device, by)),
         course: course(context, device, &points),
-        // Single blocks of the last steps; null unless the run was read from a file with events.
+        // Single blocks of the last steps; null if the run has none.
         blocks: blocks(context, device),
+        // A sentence that says how to get single blocks, if the run has none and could have had some.
+        no_blocks: why_none(context, device),
         tags,
         libraries,
         holdings,

@@ -40,17 +40,19 @@ pub(super) enum Operation {
     Failed,
     Older,
     Lost,
+    Use,
+    Phase,
 }
 
 impl Operation {
-    pub(super) const ALL: [Operation; 14] = {
+    pub(super) const ALL: [Operation; 16] = {
         use Operation::{
-            Allocate, Failed, Free, FreeLater, Lost, Name, Older, Pool, Program, Refused, Segment,
-            SegmentEnd, State, StateEnd,
+            Allocate, Failed, Free, FreeLater, Lost, Name, Older, Phase, Pool, Program, Refused, Segment,
+            SegmentEnd, State, StateEnd, Use,
         };
         [
             State, StateEnd, Program, Name, Pool, Segment, SegmentEnd, Allocate, Free, FreeLater, Refused,
-            Failed, Older, Lost,
+            Failed, Older, Lost, Use, Phase,
         ]
     };
 }
@@ -64,5 +66,6 @@ pub(super) mod flags {
     /// A stream and a private pool follow.
     pub(in crate::requests) const REQUEST: u8 = 4;
     /// The request is unknown, and the block's size stands for it. For a segment: the segment is mapped to an expandable range.
+    /// For a use: it is that of one block from now on. For a phase: a training step begins.
     pub(in crate::requests) const OTHER: u8 = 8;
 }

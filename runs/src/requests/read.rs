@@ -19,7 +19,8 @@ pub struct Damaged {
     pub offset: usize,
 }
 
-/// Passes the records of a stream to `sink` as those of the process `key`.
+/// Passes the records of a stream to `sink` as those of the process `key`. The block of a `Retag` is the live one at its address: its
+/// `block_seq` is 0.
 ///
 /// # Errors
 /// [`Damaged`]; the records before it have been passed on.
@@ -37,6 +38,7 @@ pub fn read<'a>(
         pool: 0,
         tag: 0,
         place: (0, 0),
+        use_as: (Role::Unknown, Phase::Unknown),
         is_state: false,
         has_state: false,
     };
@@ -50,6 +52,9 @@ pub fn read<'a>(
     Ok(())
 }
 
+/// Number of the pool's name. Programs have no tag of this number, and `u32::MAX` means too many names.
+const POOL_TAG: u32 = u32::MAX - 1;
+
 struct Reader<'a> {
     key: ProcessKey,
     sink: &'a mut dyn Sink,
@@ -60,6 +65,7 @@ struct Reader<'a> {
     pool: u64,
     tag: u32,
     place: (u16, u16),
+    use_as: (Role, Phase),
     /// Whether the entries are part of a state.
     is_state: bool,
     /// Whether a complete state has been read. Later ones repeat what is known.
@@ -90,6 +96,7 @@ impl Reader<'_> {
         match operation {
             Operation::State => {
                 (self.ticks, self.address, self.pool, self.tag, self.place) = Default::default();
+                self.use_as = Default::default();
                 self.is_state = true;
                 self.time(rest)?;
             }
@@ -101,9 +108,9 @@ impl Reader<'_> {
                 let hello =
                     Body::Hello { start_ticks, versions: 0, capabilities: 0, instance, claims: &claims };
                 self.pass(Stamp::default(), hello);
-                // The pool's name, with the number of no tag.
+                // The pool's name.
                 let name = Body::Tag { path: POOL_NAME };
-                self.pass(Stamp { tag: u32::MAX, ..Stamp::default() }, name);
+                self.pass(Stamp { tag: POOL_TAG, ..Stamp::default() }, name);
             }
             Operation::Name => {
                 let tag = small(rest)?;
@@ -114,7 +121,7 @@ impl Reader<'_> {
                 let (pool, device) = (take(rest)?, small(rest)?);
                 let owner = PoolOwner::Framework;
                 let body = Body::PoolCreate { pool, parent: 0, reports_blocks: 1, owner };
-                self.pass(Stamp { tag: u32::MAX, device, ..Stamp::default() }, body);
+                self.pass(Stamp { tag: POOL_TAG, device, ..Stamp::default() }, body);
             }
             Operation::Older => {
                 let (device, bytes) = (small(rest)?, take(rest)?);
@@ -139,7 +146,20 @@ impl Reader<'_> {
                 let count = take(rest)?;
                 self.pass(Stamp::default(), Body::Lost { count, first_seq: 0 });
             }
-            Operation::Segment
+            Operation::Use if flags & flags::OTHER == 0 => self.use_as = use_of(take(rest)?),
+            Operation::Phase => {
+                let number = take(rest)?;
+                self.time(rest)?;
+                let is_step = flags & flags::OTHER != 0;
+                let body = if is_step {
+                    Body::Step { number }
+                } else {
+                    Body::PhaseBegin { phase: phase_of(number) }
+                };
+                self.pass(Stamp::default(), body);
+            }
+            Operation::Use
+            | Operation::Segment
             | Operation::SegmentEnd
             | Operation::Allocate
             | Operation::Free
@@ -158,6 +178,12 @@ impl Reader<'_> {
             self.time(rest)?;
             let state = if operation == Operation::Free { FreeState::Done } else { FreeState::Pending };
             self.pass(Stamp::default(), Body::BlockFree { address, pool, state });
+            return Some(());
+        }
+        if operation == Operation::Use {
+            let use_as = use_of(take(rest)?);
+            let stamp = Stamp { tag: small(rest)?, ..Stamp::default() };
+            self.pass(stamp, Body::Retag { address, block_seq: 0, pool, use_as });
             return Some(());
         }
         let bytes = take_size(rest)?;
@@ -192,8 +218,7 @@ impl Reader<'_> {
                     stamp = Stamp { flags: Flags::REQUEST, stack: unused_bytes, context, ..stamp };
                 }
                 self.time(rest)?;
-                let use_as = (Role::Unknown, Phase::Unknown);
-                self.pass(stamp, Body::BlockAlloc { address, bytes, pool, use_as });
+                self.pass(stamp, Body::BlockAlloc { address, bytes, pool, use_as: self.use_as });
             }
         }
         Some(())
@@ -203,6 +228,15 @@ impl Reader<'_> {
         self.ticks = self.ticks.wrapping_add_signed(take_signed(rest)?);
         Some(())
     }
+}
+
+/// Returns the role and phase of a byte; `Unknown` for numbers that this version does not know.
+fn use_of(code: u64) -> (Role, Phase) {
+    (Role::from_code(code as u8 & 15), phase_of(code >> 4))
+}
+
+fn phase_of(code: u64) -> Phase {
+    u8::try_from(code).map_or(Phase::Unknown, Phase::from_code)
 }
 
 fn small<T: TryFrom<u64>>(rest: &mut &[u8]) -> Option<T> {

@@ -3,7 +3,7 @@
 use super::entry::{Operation, POOL_NAME, Piece, TICK_NS, allocator_settings, flags};
 use crate::varint::{put, put_distance, put_signed, put_size};
 use foldhash::{HashMap, HashSet};
-use gpumem_wire::{Body, Flags, FreeState, PoolOwner, Request, Stamp};
+use gpumem_wire::{Body, Flags, FreeState, Phase, PoolOwner, Request, Role, Stamp};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Minimum number of bytes after which a piece begins with the state again. Beyond it, states take at most a fifth of the stream.
@@ -64,6 +64,7 @@ struct Program {
     blocks: HashMap<u64, Block>,
     /// Bytes that are older than the agent, by device.
     older: BTreeMap<u8, u64>,
+    phase: Phase,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -80,6 +81,7 @@ struct Block {
     pool: u64,
     tag: u32,
     request: Option<Request>,
+    use_as: (Role, Phase),
     is_pending: bool,
 }
 
@@ -245,6 +247,7 @@ impl Program {
             body,
             Body::BlockAlloc { .. }
                 | Body::BlockFree { .. }
+                | Body::Retag { .. }
                 | Body::SegmentAdd { .. }
                 | Body::SegmentRemove { .. }
                 | Body::VmmMap { .. }
@@ -256,6 +259,7 @@ impl Program {
         match *body {
             Body::BlockAlloc { pool, .. }
             | Body::BlockFree { pool, .. }
+            | Body::Retag { pool, .. }
             | Body::SegmentAdd { pool, .. }
             | Body::SegmentRemove { pool, .. } => self.pools.contains_key(&pool),
             Body::Pressure { .. } | Body::Oom { .. } => !self.pools.is_empty(),
@@ -297,10 +301,39 @@ impl Program {
                     out.older(device, bytes);
                 }
             }
+            Body::PhaseBegin { phase } => {
+                self.phase = phase;
+                if let Some(out) = out.filter(|out| out.has_state) {
+                    out.phase(phase, stamp.time_ns);
+                }
+            }
+            Body::Step { number } => {
+                if let Some(out) = out.filter(|out| out.has_state) {
+                    out.step(number, stamp.time_ns);
+                }
+            }
             _ if self.concerns(body) => return self.apply_memory(stamp, body, out),
             _ => {}
         }
         false
+    }
+
+    /// Sets the tag, role and phase of a block, each if it is known. Returns whether one has changed.
+    fn retag(&mut self, stamp: &Stamp, address: u64, block_seq: u64, (role, phase): (Role, Phase)) -> bool {
+        let Some(block) = self.blocks.get_mut(&address).filter(|block| block.seq == block_seq) else {
+            return false;
+        };
+        let before = (block.tag, block.use_as);
+        if stamp.tag != 0 {
+            block.tag = stamp.tag;
+        }
+        if role != Role::Unknown {
+            block.use_as.0 = role;
+        }
+        if phase != Phase::Unknown {
+            block.use_as.1 = phase;
+        }
+        before != (block.tag, block.use_as)
     }
 
     /// Applies a record about memory of PyTorch's allocator; see [`apply`](Self::apply).
@@ -330,12 +363,13 @@ impl Program {
                     out.time(stamp.time_ns);
                 }
             }
-            Body::BlockAlloc { address, bytes, pool, .. } => {
+            Body::BlockAlloc { address, bytes, pool, use_as } => {
                 if self.blocks.get(&address).is_some_and(|block| block.seq == stamp.seq) {
                     return false; // restated, or repeated after a resync
                 }
                 let request = Request::of(stamp);
-                let block = Block { seq: stamp.seq, bytes, pool, tag: stamp.tag, request, is_pending: false };
+                let (seq, tag) = (stamp.seq, stamp.tag);
+                let block = Block { seq, bytes, pool, tag, request, use_as, is_pending: false };
                 self.blocks.insert(address, block);
                 if let Some(out) = &mut out {
                     out.name(stamp.tag, &self.tags);
@@ -354,6 +388,15 @@ impl Program {
                     let operation = if is_pending { Operation::FreeLater } else { Operation::Free };
                     out.memory(operation, 0, address, pool);
                     out.time(stamp.time_ns);
+                }
+            }
+            Body::Retag { address, block_seq, pool, use_as } => {
+                if self.retag(stamp, address, block_seq, use_as)
+                    && let Some(out) = &mut out
+                {
+                    out.name(stamp.tag, &self.tags);
+                    out.memory(Operation::Use, flags::OTHER, address, pool);
+                    out.numbers(&[code(use_as).into(), stamp.tag.into()]);
                 }
             }
             Body::Pressure { bytes, device_free_bytes } => {
@@ -402,9 +445,15 @@ impl Program {
                 out.time(time_ns);
             }
         }
+        out.phase(self.phase, time_ns);
         out.begin(Operation::StateEnd, 0);
         out.state_bytes = out.bytes.len() - before;
     }
+}
+
+/// Returns role and phase in one byte.
+fn code((role, phase): (Role, Phase)) -> u8 {
+    role.to_code() | phase.to_code() << 4
 }
 
 /// Writes entries. Remembers the fields of the entry before, from which the next one differs.
@@ -421,6 +470,8 @@ struct Encoder {
     tag: u32,
     /// Stream and private pool.
     place: (u16, u16),
+    /// Role and phase.
+    use_as: (Role, Phase),
     /// Tags whose names have been written since the last state.
     named: HashSet<u32>,
 }
@@ -489,7 +540,23 @@ impl Encoder {
         self.time(time_ns);
     }
 
+    fn phase(&mut self, phase: Phase, time_ns: u64) {
+        self.begin(Operation::Phase, 0);
+        put(&mut self.bytes, phase.to_code().into());
+        self.time(time_ns);
+    }
+
+    fn step(&mut self, number: u64, time_ns: u64) {
+        self.begin(Operation::Phase, flags::OTHER);
+        put(&mut self.bytes, number);
+        self.time(time_ns);
+    }
+
     fn allocate(&mut self, address: u64, block: &Block, time_ns: u64) {
+        if std::mem::replace(&mut self.use_as, block.use_as) != block.use_as {
+            self.begin(Operation::Use, 0);
+            put(&mut self.bytes, code(block.use_as).into());
+        }
         let mut flags = 0;
         if block.tag != self.tag {
             flags |= flags::TAG;

@@ -12,7 +12,7 @@ fn blocks_are_stacked_without_overlap_and_add_up() {
     assert_eq!(wrong, json!([]));
     assert_eq!(
         page.eval("document.getElementById('blocks-h').textContent"),
-        json!("Blocks of the last 5 steps")
+        json!("Blocks of steps 95 to 99")
     );
     let drawn =
         page.eval("document.querySelectorAll('#blocks-plot .block').length").as_u64().expect("a number");

@@ -420,5 +420,30 @@ fn whatif_of_a_stored_run_has_the_figures_of_the_process() {
             assert_own(&told, run, &what);
         }
         assert_eq!(runs.len(), 8);
+        let gpt = runs.iter().find(|run| run["program"] == "gpt").expect("a training program");
+        let pid = gpt["pid"].to_string();
+        let output =
+            daemon.ctl(&machine, &["report", &pid, "--html", "--store", store]).output().expect("a page");
+        has_blocks(&String::from_utf8_lossy(&output.stdout));
     }
+}
+
+/// Asserts that the page of a training program has its single blocks, with roles and training steps.
+fn has_blocks(page: &str) {
+    let data =
+        page.split_once("id=\"data\">").and_then(|(_, rest)| rest.split_once("</script>")).expect("data").0;
+    let data: Value = serde_json::from_str(data).expect("JSON");
+    let blocks = &data["processes"][0]["devices"][0]["detail"]["blocks"];
+    let list = |key: &str| blocks[key].as_array().cloned().unwrap_or_default();
+    let steps: Vec<u64> = list("steps").iter().filter_map(|step| step[1].as_u64()).collect();
+    assert!(steps.len() >= 3 && steps.is_sorted(), "{steps:?}");
+    let names = list("names");
+    for role in ["parameter", "activation", "gradient", "optimizer state"] {
+        assert!(names.iter().any(|name| name[2] == role), "{role}: {names:?}");
+    }
+    let bytes = |block: &Value| block[1].as_i64().unwrap_or(0);
+    let live: i64 = list("rows").iter().filter(|block| block[3].is_null()).map(bytes).sum();
+    let last = list("levels").last().cloned().unwrap_or_default();
+    let (smaller, tracked) = (last[1].as_i64(), last[2].as_i64().expect("bytes"));
+    assert!(live > 0 && smaller.is_some_and(|smaller| live + smaller <= tracked), "{live} {last}");
 }

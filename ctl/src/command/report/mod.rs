@@ -114,7 +114,12 @@ fn needs_one(runs: &[Run]) -> anyhow::Error {
 }
 
 fn one(args: &Args) -> Result<String> {
-    let Found { what, mut command } = found(args)?;
+    let Found { mut what, mut command } = found(args)?;
+    if let What::One(one) = &mut what
+        && args.html
+    {
+        past::add_kept_blocks(one, args)?;
+    }
     if let Some(rules) = &args.rules {
         command.extend(["--rules".to_owned(), rules.clone()]);
     }

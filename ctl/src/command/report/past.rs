@@ -1,5 +1,5 @@
 //! Limits a run to the window of time of `--since`, `--at` or `--between`. The store may have a long run in several parts; they
-//! are joined first.
+//! are joined first. Adds the single blocks of a window.
 
 use super::find::{Found, One, What};
 use crate::args::Report as Args;
@@ -9,7 +9,8 @@ use anyhow::{Result, bail};
 use gpumem_model::run::{Caveat, Clock, Run, State};
 use gpumem_model::time;
 use gpumem_model::window::{self, Window, WindowKind};
-use gpumem_runs::store::RunSummary;
+use gpumem_runs::requests::add_blocks;
+use gpumem_runs::store::{RunSummary, Store};
 
 /// Number of parts of a run that are joined, the newest ones: about two months of a server.
 const MOST_PARTS: usize = 64;
@@ -125,6 +126,29 @@ pub(crate) fn join_parts(one: &mut One, args: &Args) -> Result<Vec<(String, u64,
         one.run = run;
     }
     Ok(spans)
+}
+
+/// Adds the single blocks of a stored run's window, from the requests that the daemon kept with the run.
+pub(super) fn add_kept_blocks(one: &mut One, args: &Args) -> Result<()> {
+    let life = format!(":{}:{}", one.run.process.pid, one.run.process.start_ticks);
+    let is_of = |summary: &RunSummary| summary.source_kind == "daemon" && life_of(summary).ends_with(&life);
+    let until_ns = one.window.map_or(u64::MAX, |window| window.to_ns);
+    let stores = if one.run.source.kind == "daemon" { args.source.store.all_readable()? } else { Vec::new() };
+    for store in stores.iter().filter_map(|path| Store::open_read_only(path).ok()) {
+        let mut parts: Vec<RunSummary> = store.list()?.into_iter().filter(is_of).collect();
+        parts.sort_by_key(|summary| summary.part);
+        // Each part of a long life has its own requests. The blocks are those of the part in which the window ends.
+        let at = parts.iter().position(|summary| summary.last_ns >= Some(until_ns));
+        let Some(part) = at.map_or(parts.last(), |at| parts.get(at)) else { continue };
+        let pieces = store.requests(part.id)?;
+        if let Err(damaged) = add_blocks(&mut one.run, pieces.iter().map(Vec::as_slice), one.window.as_ref())
+        {
+            let text = format!("{damaged}: the page may lack single blocks");
+            one.run.caveats.push(Caveat { code: "requests".into(), text });
+        }
+        break;
+    }
+    Ok(())
 }
 
 /// Returns the uid of the first part of a life, which identifies the life.
