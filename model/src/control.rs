@@ -39,6 +39,27 @@ pub struct Ps {
     /// Findings on the processes whose memory the caller may see, the most important first. They are at most a few seconds old.
     #[serde(default)]
     pub findings: Vec<ProcessFinding>,
+    /// Processes that ended since the daemon started and whose memory the caller may see: the last 32, the latest first.
+    #[serde(default)]
+    pub ended: Vec<EndedRow>,
+}
+
+/// A process that has ended, and its stored run.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub struct EndedRow {
+    /// Pid in the daemon's PID namespace.
+    pub pid: u32,
+    /// Start time of the process in clock ticks since boot.
+    pub start_ticks: u64,
+    pub uid: Option<u64>,
+    /// Id of the run in the daemon's store, such as `r7`.
+    pub run: String,
+    /// Time since the run was stored, in ms.
+    pub age_ms: u64,
+    pub command: Option<String>,
+    /// Known names of the process's owner, as in [`ProcessRow::who`].
+    pub who: BTreeMap<String, String>,
 }
 
 /// A conclusion about the memory of a live process. The report's JSON has the same ones in `findings`.

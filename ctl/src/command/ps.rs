@@ -8,7 +8,7 @@ use crate::client::Daemon;
 use crate::output::{print, width};
 use crate::proc;
 use anyhow::Result;
-use gpumem_model::control::{ClaimRow, DeviceRow, ProcessRow, Ps};
+use gpumem_model::control::{ClaimRow, DeviceRow, EndedRow, ProcessRow, Ps};
 use gpumem_model::time::duration;
 use gpumem_model::units::{Unit, plural, signed, thousands};
 use gpumem_report::table::{Align, Table, cut, pad, width as width_of};
@@ -37,7 +37,7 @@ pub(super) fn only(ps: &mut Ps, name: &str) -> Result<()> {
     };
     ps.processes.retain(|process| process.device == index);
     ps.processes.iter_mut().for_each(|process| process.device = 0);
-    ps.claims.clear();
+    (ps.claims, ps.ended) = Default::default();
     ps.findings.retain(|finding| finding.device == Some(index));
     ps.findings.iter_mut().for_each(|finding| finding.device = Some(0));
     ps.devices = vec![ps.devices.swap_remove(index)];
@@ -48,6 +48,11 @@ pub(super) const NO_DEVICE: &str = "no device: NVML does not answer or has none 
 pub(super) const HEADS: [&str; 8] = ["GPU", "PID", "USER", "STATE", "USED", "TRACKED", "IDLE", "UNTRACK"];
 /// Whether each column is aligned to the left.
 pub(super) const LEFT: [bool; 8] = [true, false, true, true, false, false, false, false];
+
+/// Age in ms up to which an ended process is listed.
+const RECENT_MS: u64 = 600_000;
+/// Maximum number of ended processes that are listed.
+const MOST_ENDED: usize = 4;
 
 /// Minimum number of columns for a command. Hints after it that do not fit are left out.
 const LEAST_COMMAND: usize = 12;
@@ -113,6 +118,7 @@ fn table(ps: &Ps, terminal: Option<usize>) -> String {
     };
     let mut out: String = table.lines().iter().zip(notes).map(row).collect();
     out += &format!("{}; next: gpumemctl report PID\n", unit.name);
+    out += &ended_lines(&ps.ended, terminal.unwrap_or(usize::MAX));
     out
 }
 
@@ -218,6 +224,21 @@ pub(super) fn claims_line(claims: &[ClaimRow]) -> Option<String> {
     };
     let devices = if devices == 1 { "a device".into() } else { plural(devices, "device") };
     Some(format!("{who} {verb} {devices} that NVML does not have (gpumemctl ps lists them)"))
+}
+
+/// Returns a line for each process that ended a short time ago, with the command that shows its run.
+fn ended_lines(ended: &[EndedRow], width: usize) -> String {
+    let last = ended.iter().take_while(|row| row.age_ms < RECENT_MS).take(MOST_ENDED);
+    last.map(|row| {
+        let user = row.who.get("user").map(|user| format!(" {}", escape(user))).unwrap_or_default();
+        let (pid, age) = (row.pid, duration(row.age_ms.saturating_mul(1_000_000)));
+        let head = format!("ended {age} ago: pid {pid}{user}");
+        let next = format!("(gpumemctl report {})", escape(&row.run));
+        let room = width.saturating_sub(width_of(&head) + width_of(&next) + 2).max(LEAST_COMMAND);
+        let command = row.command.as_deref().map(|command| command_line(command, room) + " ");
+        format!("{head} {}{next}\n", command.unwrap_or_default())
+    })
+    .collect()
 }
 
 /// Returns the flags as text, and whether they are normal, so that the row needs no explanation.
@@ -464,6 +485,30 @@ MiB; next: gpumemctl report PID
             .collect();
         assert_eq!(rows[0][2], rows[0][3] + rows[0][5], "{text}");
         assert_eq!(rows[0][2] + rows[1][2] + rows[2].iter().sum::<i64>(), 81_559, "{text}");
+    }
+
+    #[test]
+    fn ended_processes_name_their_runs() {
+        let mut ps = machine();
+        let ended = |pid, age_ms, command: &str| EndedRow {
+            pid,
+            run: format!("r{pid}"),
+            age_ms,
+            command: Some(command.into()),
+            who: [("user".to_owned(), "ana".to_owned())].into(),
+            ..EndedRow::default()
+        };
+        ps.ended = vec![ended(7, 42_000, "python train.py --lr 1"), ended(8, 3_600_000, "python old.py")];
+        let lines = |width| table(&ps, width).strip_prefix(&table(&machine(), width)).map(str::to_owned);
+        let line = "ended 42.0 s ago: pid 7 ana python train.py --lr 1 (gpumemctl report r7)\n";
+        assert_eq!(lines(None).as_deref(), Some(line));
+        let narrow = lines(Some(70)).expect("a line after the table");
+        assert!(
+            narrow.trim_end().chars().count() <= 70 && narrow.ends_with("(gpumemctl report r7)\n"),
+            "{narrow}"
+        );
+        only(&mut ps, "3").expect("a device");
+        assert_eq!(ps.ended, []);
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! write_queue    runs that wait to be written
 //! earlier_run    position of a run in the store, which an earlier daemon may have started
 //! live_findings  findings of live processes
+//! ended_runs     the processes that ended last, with their stored runs
 //! join_runs      joins a stored run with this daemon's run of the same process
 //! damaged_store  distinguishes a damaged store from a disk problem, and replaces it
 //! retention      deletes old runs, a few at a time
@@ -12,11 +13,13 @@
 
 mod damaged_store;
 mod earlier_run;
+mod ended_runs;
 mod join_runs;
 mod live_findings;
 mod retention;
 mod write_queue;
 
+pub(crate) use ended_runs::EndedRuns;
 pub(crate) use live_findings::LiveFindings;
 pub(crate) use retention::{Doubt, Retention};
 pub(crate) use write_queue::Room;
@@ -29,7 +32,7 @@ use earlier_run::{EarlierRun, OpenRun, write};
 use gpumem_ledger::ProcessKey;
 use gpumem_model::run::{Program, Run, State};
 use gpumem_runs::requests::Piece;
-use gpumem_runs::store::{NewestPart, Store, StoreError};
+use gpumem_runs::store::{NewestPart, RunId, Store, StoreError};
 use retention::Sweeper;
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
@@ -75,6 +78,11 @@ enum WriterRequest {
         filter: RunFilter,
         charge: CpuCharge,
         reply: oneshot::Sender<Vec<Run>>,
+    },
+    /// Returns a stored run.
+    Load {
+        id: RunId,
+        reply: oneshot::Sender<Run>,
     },
     /// Returns for each live process what an earlier daemon stored about it.
     EarlierRuns {
@@ -148,6 +156,7 @@ struct Shared {
     queue: Mutex<WriteQueue>,
     backlog: Mutex<LedgerBacklog>,
     findings: LiveFindings,
+    ended: EndedRuns,
     /// Time at which the thread started an operation that waits for the disk; `None` if no such operation is in progress.
     busy_since: Mutex<Option<Instant>>,
     stats: Arc<Stats>,
@@ -187,6 +196,7 @@ impl RunWriter {
             queue: Mutex::new(WriteQueue::new(BYTES)),
             backlog: Mutex::default(),
             findings: LiveFindings::default(),
+            ended: EndedRuns::default(),
             busy_since: Mutex::default(),
             stats,
         });
@@ -266,6 +276,13 @@ impl RunWriter {
         answer(found).await.unwrap_or_default()
     }
 
+    /// Returns a stored run; `None` if it cannot be read, or not soon.
+    pub(crate) async fn load(&self, id: RunId) -> Option<Run> {
+        let (reply, run) = oneshot::channel();
+        self.request(MAX_REQUESTS, WriterRequest::Load { id, reply });
+        answer(run).await
+    }
+
     /// Returns the runs of live processes, each joined with the data that an earlier daemon stored.
     pub(crate) async fn join_earlier(&self, runs: Vec<Run>) -> Vec<Run> {
         let (reply, earlier) = oneshot::channel();
@@ -296,6 +313,11 @@ impl RunWriter {
     /// While the store fails, they are made at each attempt to write.
     pub(crate) fn findings(&self) -> &LiveFindings {
         &self.shared.findings
+    }
+
+    /// Returns the processes that ended last.
+    pub(crate) fn ended(&self) -> &EndedRuns {
+        &self.shared.ended
     }
 
     /// Returns the state of the store and of the queue.
@@ -379,8 +401,8 @@ impl WriterThread {
     }
 
     fn handle(&mut self, request: WriterRequest) {
-        use WriterRequest::{EarlierCounts, EarlierRuns, End, Find, Heartbeat, SetRetention, Write};
-        if matches!(request, Find { .. } | EarlierRuns { .. } | EarlierCounts { .. }) {
+        use WriterRequest::{EarlierCounts, EarlierRuns, End, Find, Heartbeat, Load, SetRetention, Write};
+        if matches!(request, Find { .. } | Load { .. } | EarlierRuns { .. } | EarlierCounts { .. }) {
             self.shared.pending.fetch_sub(1, Ordering::Relaxed);
         }
         match request {
@@ -391,6 +413,10 @@ impl WriterThread {
             Find { reply, .. } if reply.is_closed() => {}
             Find { filter, charge, reply } => {
                 let _ = reply.send(charge.run_in_thread(|| self.find(&filter)));
+            }
+            Load { id, reply } => {
+                let run = self.store.as_ref().and_then(|store| store.load(id).ok());
+                run.map(|run| reply.send(run));
             }
             EarlierRuns { keys, reply } => {
                 let _ = reply.send(keys.into_iter().map(|key| self.earlier_run(key)).collect());
@@ -532,13 +558,14 @@ impl WriterThread {
                 }
                 Err(error) => return Err(error),
             }
-            let joined = open.earlier.joined(&first.run);
+            let (joined, id) = (open.earlier.joined(&first.run), open.id);
             self.shared.findings.update(joined.as_ref().unwrap_or(&first.run));
             lock(&self.shared.queue).finish_write(&first);
             open.key = Some(key_of(&first.run));
             if first.is_rolled() {
                 *open = OpenRun { key: open.key, earlier: open.earlier.after_roll(), ..OpenRun::default() };
             } else if first.is_final {
+                id.into_iter().for_each(|id| self.shared.ended.add(id, &first.run));
                 self.open.remove(&first.uid);
             }
             self.set_busy();

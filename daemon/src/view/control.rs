@@ -146,6 +146,7 @@ fn ps(context: &ViewContext, viewer: Viewer) -> Ps {
         devices: rows.devices.into_iter().map(|(row, _)| row).collect(),
         processes: rows.processes.into_iter().map(|(row, ..)| row).collect(),
         claims: rows.claims,
+        ended: context.run_writer.ended().rows(|uid| viewer.sees(uid)),
     }
 }
 

@@ -310,6 +310,18 @@ fn process_view_keeps_the_readers_selection() {
     assert_eq!(browser.eval(cursor), first, "the cursor is where it was");
     let readout = browser.eval("document.getElementById('readout').textContent");
     assert!(readout.as_str().is_some_and(|text| text.contains("tracked")), "{readout}");
+    // A chosen moment and a chosen range stay when new data arrive.
+    for (key, words) in [("Enter", "at "), ("r", "the fullest moment from")] {
+        browser.eval("document.getElementById('timeline').focus()");
+        browser.key(key);
+        let shown = "(() => { const caption = document.querySelector('#strip figcaption').textContent; return caption.startsWith(momentName()) && momentName(); })()";
+        let chosen = browser.eval(shown);
+        assert!(chosen.as_str().is_some_and(|name| name.contains(words)), "{key}: {chosen}");
+        browser.eval("window.seen = document.getElementById('statement')");
+        wait(&mut browser, "an update", "document.getElementById('statement') !== window.seen");
+        assert_eq!(browser.eval(shown), chosen);
+    }
+    browser.key("Escape");
     // Every column adds up, as printed too, in the same document.
     let wrong = "(() => { const rows = [...document.querySelectorAll('#statement tbody tr')].map((row) => [row.dataset.part, ...[...row.querySelectorAll('td.n')].map((cell) => Number(cell.textContent.replaceAll(/[~,.]/g, '')))]);
         const of = (parts, column) => rows.filter(([part]) => parts.includes(part)).reduce((sum, row) => sum + row[column], 0);

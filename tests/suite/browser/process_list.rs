@@ -43,8 +43,17 @@ fn processes_are_readable_sorted_and_found() {
     assert_eq!(browser.eval("document.getElementById('ended')"), json!(null));
     large.signal("KILL");
     large.end();
-    let command =
-        format!("document.querySelector('#ended code')?.textContent === 'gpumemctl report {}'", large.pid());
-    wait(&mut browser, "the ended process", &command);
+    let command = "document.querySelector('#ended code')?.textContent === 'gpumemctl report r1'";
+    wait(&mut browser, "the run of the ended process", command);
+    // The link leads to its report, which is not requested again.
+    browser.eval("document.querySelector('#ended a').click()");
+    wait(&mut browser, "its report", "document.querySelector('#statement [data-part=tracked]') !== null");
+    let shown = browser
+        .eval("document.querySelector('.asof').textContent + document.querySelector('h1').textContent");
+    let shown = shown.to_string();
+    assert!(
+        shown.contains("ended; last numbers as of") && shown.contains(&large.pid().to_string()),
+        "{shown}"
+    );
     is_quiet(&mut browser, &place);
 }

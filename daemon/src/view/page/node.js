@@ -6,9 +6,8 @@ let node = null;
 let nodeSource = null;
 // The reader's choice of processes: order of the rows, and a word that they contain.
 const listed = { by: "used", word: "" };
-// Processes with an agent that have ended while the page is open, by key; the store has their runs.
-const ended = new Map();
-const MOST_ENDED = 8;
+// Maximum number of ended processes, and their maximum age in ms.
+const [MOST_ENDED, MOST_AGE] = [8, 600000];
 
 // Returns the unit in which a report prints this number of bytes, with three to six digits.
 function unitFor(bytes) {
@@ -30,9 +29,6 @@ function takeNode(data) {
     codes.set(name, codes.size);
     colors.set(name, color);
   }
-  const isLive = new Set(data.processes.map((process) => keyOf(process)));
-  for (const process of node?.processes ?? []) if (isCovered(process) && process.pid !== 0 && !isLive.has(keyOf(process))) ended.set(keyOf(process), process);
-  for (const key of [...ended.keys()].slice(0, -MOST_ENDED)) ended.delete(key);
   node = data;
   const largest = data.devices.reduce((most, device) => Math.max(most, device.total_bytes ?? device.reading?.used_bytes ?? 0), 0);
   DATA = { processes: [], groupings: [{ name: "layer", names: [], colors: [] }, { name: "structure", names: [...codes.keys()], colors: [...colors.values()] }, { name: "tag", names: [], colors: [] }], unit: unitFor(largest) };
@@ -191,6 +187,15 @@ function deviceSection(of) {
         total === null ? null : foot(of.unified ? "= the host" : "= the device", round(total), total, null, "sum")))));
 }
 
+// Whether nobody uses a device. The table of devices has all its amounts.
+const isIdle = ({ processes, beside, total }) => total !== null && processes.length === 0 && beside.every(({ name, bytes }) => name === "system" || name === "free" || bytes === 0);
+// Returns a list of the devices that nobody uses.
+function idleSection(idle) {
+  if (idle.length === 0) return null;
+  const rows = idle.map(({ device }) => h("li", { "data-key": device.name, id: `gpu-${device.ordinal}` }, h("bdi", {}, `${named(device)} ${device.model}`), h("span", { class: "soft" }, " ", h("bdi", {}, device.name.slice(0, 12)))));
+  return h("section", { id: "idle", "data-key": "idle", "aria-labelledby": "idle-h" }, h("h2", { id: "idle-h" }, "Devices without processes"), h("ul", {}, rows));
+}
+
 // Returns a line with the number of devices that processes report although NVML does not have them.
 function claimsLine({ processes, devices }) {
   if (processes === 0) return null;
@@ -221,11 +226,13 @@ function findingsSection() {
     h("ul", {}, rows, more > 0 ? h("li", { "data-key": "more", class: "soft" }, `${thousands(more)} more`) : null));
 }
 
-// Returns a line for each process that has ended, with the command that shows its run.
+// Returns a line for each process that ended a short time ago, with a link to its report and the command that shows it.
 function endedSection() {
-  if (ended.size === 0) return null;
-  const rows = [...ended].reverse().map(([key, process]) => h("li", { "data-key": key }, h("bdi", {}, `pid ${process.pid} ${whoOf(process)}`), " has ended: ", h("code", {}, `gpumemctl report ${process.pid}`)));
-  return h("section", { id: "ended", "data-key": "ended", "aria-labelledby": "ended-h" }, h("h2", { id: "ended-h" }, "Ended since this page was opened"), h("ul", {}, rows));
+  const last = node.ended.filter((process) => process.age_ms < MOST_AGE).slice(0, MOST_ENDED);
+  if (last.length === 0) return null;
+  const rows = last.map((process) => h("li", { "data-key": keyOf(process) }, h("a", { href: `/process/${keyOf(process)}` }, `pid ${process.pid}`), " ", h("bdi", {}, whoOf(process)),
+    `, ended ${seconds(process.age_ms / 1000)} ago: `, h("code", {}, `gpumemctl report ${process.run}`)));
+  return h("section", { id: "ended", "data-key": "ended", "aria-labelledby": "ended-h" }, h("h2", { id: "ended-h" }, "Ended processes"), h("ul", {}, rows));
 }
 
 // Makes the controls that choose and order the rows of processes.
@@ -240,7 +247,7 @@ function drawNode() {
   if (node === null) return;
   const all = node.devices.map(deviceOf);
   const none = h("p", { "data-key": "none" }, "No device: ", h("bdi", {}, node.nvml.reason || "NVML has none"), ". ", h("code", {}, "gpumemctl doctor"), " says more.");
-  const fresh = h("div", { id: "panel" }, all.length ? [findingsSection(), endedSection(), devicesTable(all), claimsLine(node.claims), ...all.map(deviceSection)] : [none, claimsLine(node.claims)]);
+  const fresh = h("div", { id: "panel" }, all.length ? [findingsSection(), endedSection(), devicesTable(all), claimsLine(node.claims), ...all.filter((of) => !isIdle(of)).map(deviceSection), idleSection(all.filter(isIdle))] : [none, claimsLine(node.claims)]);
   const active = document.activeElement;
   const where = window.scrollY;
   updateTree(panel, fresh);

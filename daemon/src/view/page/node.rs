@@ -5,7 +5,7 @@ use super::response_cache::{Text, make_in_thread};
 use crate::aggregator::Published;
 use crate::clock;
 use crate::config::{Page, Tenants};
-use crate::run_writer::LiveFindings;
+use crate::run_writer::{EndedRuns, LiveFindings};
 use crate::view::Health;
 use crate::view::rows::{ConsistentSample, RowMaker, Rows};
 use crate::view::text::clean;
@@ -48,7 +48,14 @@ pub(super) async fn answer(
         published = context.reader.read();
     }
     let run_writer = context.run_writer.clone();
-    let node = move || node(&published, &health, &shown, run_writer.findings(), with_processes).to_string();
+    let node = move || {
+        let mut node = node(&published, &health, &shown, run_writer.findings(), with_processes);
+        if with_processes {
+            // The processes that ended last, with their stored runs.
+            node["ended"] = ended(run_writer.ended(), &shown);
+        }
+        node.to_string()
+    };
     make_in_thread(node).await
 }
 
@@ -57,6 +64,16 @@ fn rows<'a>(published: &'a Published, health: &'a Health, shown: &ViewSettings) 
     let all = shown.tenants == Tenants::Named;
     let viewer = Viewer { uid: u32::MAX, all };
     RowMaker { published, health, viewer, tenants: shown.tenants }.rows()
+}
+
+fn ended(ended: &EndedRuns, shown: &ViewSettings) -> Value {
+    let rows = ended.rows(|_| shown.tenants == Tenants::Named).into_iter().map(|row| {
+        json!({
+            "pid": row.pid, "start_ticks": row.start_ticks, "uid": row.uid, "run": row.run, "age_ms": row.age_ms,
+            "who": row.who.iter().map(|(name, value)| (name, clean(value))).collect::<BTreeMap<_, _>>(),
+        })
+    });
+    rows.collect()
 }
 
 /// Returns whether a device's processes and unaccounted bytes add up to its used bytes; `None` if unknown.

@@ -17,8 +17,8 @@ const MAX_DRAWN_BYTES: usize = 256 << 10;
 /// Limit of the bytes of a report. Reports with tens of thousands of tags are longer, and only the control socket returns them.
 const MAX_REPORT_BYTES: usize = 4 << 20;
 
-/// Refuses a process that has no report. Reads the snapshot only, without a query to the aggregator.
-pub(super) fn check_live(context: &ViewContext, key: ProcessKey, tenants: Tenants) -> Result<(), Refused> {
+/// Refuses a process that has no report: one that neither lives nor is one of the last that ended. Reads published state only.
+pub(super) fn check(context: &ViewContext, key: ProcessKey, tenants: Tenants) -> Result<(), Refused> {
     if tenants == Tenants::Anonymous {
         let text = "processes are anonymous here (tenants in the configuration): use gpumemctl report PID for your \
              own process";
@@ -28,6 +28,7 @@ pub(super) fn check_live(context: &ViewContext, key: ProcessKey, tenants: Tenant
     let mut processes = published.snapshot.processes.iter();
     match processes.find(|process| process.key == key) {
         Some(process) if process.ended.is_none() && !process.accounts.is_empty() => Ok(()),
+        _ if context.run_writer.ended().id_of(key).is_some() => Ok(()),
         _ => Err(no_report(key)),
     }
 }
@@ -50,7 +51,11 @@ pub(super) async fn answer(
     let began = Instant::now();
     let runs = context.live_runs(move |process| process.key == key, &CpuCharge::default()).await?;
     let aggregator_time = began.elapsed();
-    let run = context.run_writer.join_earlier(runs).await.into_iter().next().ok_or_else(|| no_report(key))?;
+    let run = match context.run_writer.join_earlier(runs).await.into_iter().next() {
+        None => ended(context, key).await,
+        live => live,
+    };
+    let run = run.ok_or_else(|| no_report(key))?;
     let format: fn(&Report<'_>, bool) -> String = match drawn {
         true => |report, tags| html::data(report, tags, MAX_DRAWN_BYTES),
         false => |report, _| json::json(report),
@@ -63,6 +68,11 @@ pub(super) async fn answer(
         return Err(Refused::new(StatusCode::PAYLOAD_TOO_LARGE, why));
     }
     Ok(text)
+}
+
+/// Returns the stored run of one of the processes that ended last.
+async fn ended(context: &ViewContext, key: ProcessKey) -> Option<Run> {
+    context.run_writer.load(context.run_writer.ended().id_of(key)?).await
 }
 
 fn render(mut run: Run, shown: &ViewSettings, format: fn(&Report<'_>, bool) -> String) -> String {

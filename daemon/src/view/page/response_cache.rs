@@ -87,7 +87,7 @@ impl ResponseCache {
             return Ok(made);
         }
         if let PageData::Report(key) | PageData::Drawn(key) = what {
-            process::check_live(context, key, shown.tenants)?;
+            process::check(context, key, shown.tenants)?;
         }
         match tokio::time::timeout(TIMEOUT, self.make(context, what)).await {
             Ok(made) => made,

@@ -68,7 +68,8 @@ function startProcess(key) {
     if (DATA === null) return;
     const { process } = here() ?? { process: DATA.processes[0] };
     const last = here()?.device.last_t;
-    if (source.paused) asOf.textContent = "paused";
+    if (!isOpen()) asOf.textContent = last === undefined ? "ended" : `ended; last numbers as of ${time(process.clock, last)}`;
+    else if (source.paused) asOf.textContent = "paused";
     else if (last !== undefined) {
       const age = (performance.now() - moved.at) / 1000;
       asOf.textContent = `as of ${time(process.clock, last)}` + (age > STALE ? `, nothing newer for ${seconds(age)}` : "");
@@ -92,7 +93,7 @@ function startProcess(key) {
     if (names !== signature) {
       const at = toolbar.contains(document.activeElement) ? document.activeElement : null;
       signature = names;
-      toolbar.replaceChildren(tools(updates(source)));
+      toolbar.replaceChildren(tools(isOpen() ? updates(source) : null));
       if (at) toolbar.querySelector(`input[name="${at.name}"]:checked`)?.focus({ preventScroll: true });
     }
     const [, place] = /^#device-(\d+)$/.exec(location.hash) ?? [];
@@ -102,6 +103,8 @@ function startProcess(key) {
     const saved = saveView();
     render({});
     if (!isFirst) restoreView(saved);
+    // The run of an ended process does not change.
+    source.paused ||= !isOpen();
     showTime();
   };
   source = follow(`/api/process/${key}/page`, 2000, { show, tick: showTime, onProblem: problemView(() => source, "The numbers") });
