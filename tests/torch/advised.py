@@ -111,6 +111,19 @@ def evaluation():
             losses.append(model(batch(2048)).float().pow(2).mean())
 
 
+def large_evaluation():
+    """Batches of an evaluation are larger than those of training, and keep their graphs until their end."""
+    model = Net(depth=16).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for _ in range(2):
+        for _ in range(8):
+            step(model, optimizer, 512)
+            optimizer.zero_grad()
+        with torch.set_grad_enabled(not APPLIED):
+            for _ in range(3):
+                model(batch(20_600)).float().pow(2).mean().item()
+
+
 def main():
     torch.empty(1, device="cuda")
     wait_for_frames()

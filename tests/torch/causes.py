@@ -375,6 +375,22 @@ def state_too_large():
     trained(model, 5, rows=64, width=4096)
 
 
+def temporaries_too_large():
+    """Adam's state fits, and the temporaries of its first step do not."""
+    with torch.device("cuda"):
+        model = Net(width=4096, depth=7)
+    trained(model, 5, rows=64, width=4096)
+
+
+def losses_added_up():
+    """The losses of many passes are added up for one backward pass, so the graphs of all passes are kept."""
+    model = Net().cuda()
+    total = 0
+    for _ in range(200):
+        total = total + model(batch(4096)).float().pow(2).mean()
+    total.backward()
+
+
 def teacher_with_gradients():
     """Distillation: the teacher's activations are kept, because it runs with gradients. A batch that is longer does not fit."""
 

@@ -8,6 +8,7 @@ use gpumem_model::cell::without_sum;
 use gpumem_model::names::Named;
 use gpumem_model::run::{Amounts, Cell, Class, Device, Iteration, Oom};
 use gpumem_model::timeline::Point;
+use gpumem_model::units::signed;
 use gpumem_wire::{Phase, Role};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,6 +19,10 @@ const PART_SHARE: f64 = 0.2;
 const MODULE_SHARE: f64 = 0.4;
 /// Minimum number of completed steps through which a model keeps its gradients if no optimizer updates it.
 const KEPT_STEPS: u64 = 3;
+/// Maximum share of one module in the memory of a forward pass that keeps its graph.
+const MODULE_OF_GRAPH_SHARE: f64 = 0.25;
+/// Maximum memory of backward passes, as a share of that memory, outside of a backward pass.
+const BACKWARD_SHARE: f64 = 0.02;
 /// Parts into which the advice splits a large output.
 const CHUNKS: i64 = 8;
 
@@ -48,6 +53,8 @@ struct Parts<'r> {
     /// The model with most of the activations, and its bytes of them, if it has no optimizer state, another model has some, and its
     /// gradients were kept through [`KEPT_STEPS`].
     not_updated: Option<(&'r str, i64)>,
+    /// Value of [`without_backward`] at the peak.
+    without_backward: Option<[i64; 2]>,
     /// The program's line with the most memory that has no role and was not made in a step, and its bytes.
     data: Option<(&'r str, i64)>,
 }
@@ -107,6 +114,29 @@ fn steps_with_gradients(report: &Report<'_>, device: &Device, model: &str, until
     rows.fold(0, |count, row| count.saturating_add(row.count))
 }
 
+/// Returns the least and most bytes that forward passes kept at the peak for a backward pass that did not follow. `None` if no step
+/// ended after the peak, because activations are known from their backward pass; during a backward pass, which may repeat a forward
+/// pass; and if few modules have the bytes, because outputs of these exist without gradients, too.
+fn without_backward(report: &Report<'_>, device: &Device) -> Option<[i64; 2]> {
+    let peak = &device.peak;
+    device.details.iterations.rows.iter().find(|row: &&Iteration| row.end_ns > peak.time_ns)?;
+    let is_in =
+        |cell: &Cell, phase: Phase| cell.class == Class::Block && cell.phase.as_deref() == phase.name();
+    let of_backward = |cell: &Cell| {
+        is_role(cell, Role::Activation) || is_in(cell, Phase::Backward) && !is_role(cell, Role::Gradient)
+    };
+    let tags = peak.amounts.iter().filter_map(|(cell, bytes)| {
+        let is_unused = |cell: &&Cell| cell.role.is_none() || is_role(cell, Role::Temporary);
+        let cell = report.cell(*cell).filter(is_unused).filter(|cell| is_in(cell, Phase::Forward))?;
+        Some((cell.tag.as_deref()?, *bytes))
+    });
+    let tags = sums(tags);
+    let (bytes, largest) = (crate::sum(tags.values().copied()), tags.values().copied().max()?);
+    let is_small = |part: i64, share: f64| part as f64 <= bytes as f64 * share;
+    let is_graph = is_small(held(report.run, &peak.amounts, of_backward), BACKWARD_SHARE);
+    (is_graph && is_small(largest, MODULE_OF_GRAPH_SHARE)).then(|| [bytes.saturating_sub(2 * largest), bytes])
+}
+
 /// Returns the value of [`Parts::data`].
 fn data<'r>(report: &'r Report<'_>, amounts: &Amounts) -> Option<(&'r str, i64)> {
     let lines = amounts.iter().filter_map(|(cell, bytes)| {
@@ -156,6 +186,7 @@ impl<'r> Parts<'r> {
             }),
             used: most_used(device).unwrap_or(0).max(oom.map_or(0, |oom| oom.tracked_bytes)).max(1),
             not_updated,
+            without_backward: oom.is_none().then(|| without_backward(report, device)).flatten(),
             data: data(report, amounts),
             by_tag: by_tag(&is_activation),
             updated: sum(updated.map(|(_, bytes)| *bytes)),
@@ -178,7 +209,7 @@ impl<'r> Parts<'r> {
 /// Returns the changes that make the parts of the memory smaller, the one with the largest saving first.
 pub(super) fn parts(report: &Report<'_>, device: &Device, oom: Option<&Oom>) -> Vec<Item> {
     let parts = Parts::of(report, device, oom);
-    let mut items = activations(device, &parts);
+    let mut items = activations(device, &parts, oom);
     items.extend(kept_gradients(device, &parts));
     items.extend(optimizer(device, &parts, oom));
     if parts.is_large(parts.parameters) {
@@ -195,7 +226,8 @@ pub(super) fn parts(report: &Report<'_>, device: &Device, oom: Option<&Oom>) -> 
         item.estimated([0, bytes], format!("{} that this line allocates", mib(bytes)))
     }));
     items.extend(unused_yet(report, device, &parts, oom));
-    items.sort_by_key(|item| Reverse(item.most()));
+    // The optimizer's temporaries cost nothing to avoid.
+    items.sort_by_key(|item| (item.kind != Kind::OptimizerTemporaries, Reverse(item.most())));
     items
 }
 
@@ -235,12 +267,41 @@ fn repeated(tag: &str) -> Option<(String, &str)> {
     None
 }
 
+/// Returns the tag of the largest output of a module that is not repeated, such as logits, its bytes, and those of the failed
+/// request if it was made there, too. A module that calls its layers in a loop makes a tensor for each of them, and not one output;
+/// unless the failed request has the size of the output.
+fn large_output<'r>(parts: &Parts<'r>, oom: Option<&Oom>) -> Option<(&'r str, i64, i64)> {
+    let asked = |tag: &str| {
+        let oom = oom.filter(|oom| oom.tag.as_deref() == Some(tag));
+        oom.map_or(0, |oom| signed(oom.asked_bytes))
+    };
+    let has_layers = |tag: &str| {
+        let is_layer =
+            |(_, layer): (String, &str)| layer.rsplit_once('/').is_some_and(|(path, _)| path == tag);
+        parts.by_tag.keys().any(|other| repeated(without_sum(other)).is_some_and(is_layer))
+    };
+    let outputs = parts.by_tag.iter().filter(|(tag, bytes)| {
+        let path = without_sum(tag);
+        repeated(path).is_none() && (!has_layers(path) || asked(tag) >= **bytes / 2)
+    });
+    outputs.max_by_key(|(_, bytes)| **bytes).map(|(tag, bytes)| (*tag, *bytes, asked(tag)))
+}
+
 /// Returns the changes for activations: those of one large output, of repeated modules, and of the batch.
-fn activations(device: &Device, parts: &Parts<'_>) -> Vec<Item> {
+fn activations(device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -> Vec<Item> {
     if !parts.is_large(parts.activations) {
         return Vec::new();
     }
     let has_share = |bytes: i64| bytes as f64 >= parts.activations as f64 * MODULE_SHARE;
+    if let Some([least, most]) = parts.without_backward.filter(|[_, most]| has_share(*most)) {
+        let change = "Run the forward passes that have no backward pass under torch.no_grad()";
+        let item = Item::new(Kind::EvaluationGradients, Memory::Activations, device, change);
+        let formula = format!(
+            "{} of forward passes at the peak that no backward pass used, less the outputs of two modules",
+            mib(most)
+        );
+        return vec![item.estimated([least, most], formula)];
+    }
     let mut items = Vec::new();
     if let Some((model, bytes)) = parts.not_updated.filter(|(_, bytes)| has_share(*bytes)) {
         let change =
@@ -248,21 +309,19 @@ fn activations(device: &Device, parts: &Parts<'_>) -> Vec<Item> {
         let item = Item::new(Kind::EvaluationGradients, Memory::Activations, device, change).named(model);
         items.push(item.estimated([0, bytes], format!("{} of activations of this model", mib(bytes))));
     }
-    let single = parts.by_tag.iter().filter(|(tag, _)| repeated(without_sum(tag)).is_none());
-    if let Some((tag, bytes)) =
-        single.max_by_key(|(_, bytes)| **bytes).filter(|(_, bytes)| has_share(**bytes))
-    {
+    if let Some((tag, bytes, asked)) = large_output(parts, oom).filter(|(_, bytes, _)| has_share(*bytes)) {
         let change =
             "Compute the output of {0} and its loss in chunks of the rows, each with its backward pass";
-        let item = Item::new(Kind::LargeOutput, Memory::Activations, device, change).named(*tag);
-        let all = bytes.saturating_add(parts.short_lived);
+        let item = Item::new(Kind::LargeOutput, Memory::Activations, device, change).named(tag);
+        let beside = parts.short_lived.saturating_add(asked);
         let formula = format!(
             "{}/{CHUNKS} x {} of this output, and up to {} of temporaries beside it, with {CHUNKS} chunks",
             CHUNKS - 1,
-            mib(*bytes),
-            mib(parts.short_lived)
+            mib(bytes),
+            mib(beside)
         );
-        items.push(item.estimated([bytes / CHUNKS * (CHUNKS - 1), all / CHUNKS * (CHUNKS - 1)], formula));
+        let most = bytes.saturating_add(beside) / CHUNKS * (CHUNKS - 1);
+        items.push(item.estimated([bytes / CHUNKS * (CHUNKS - 1), most], formula));
     }
     if !parts.is_inference {
         items.extend(checkpointing(device, parts));
@@ -335,10 +394,11 @@ fn optimizer(device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -> Vec<Item>
     let mut items = Vec::new();
     let earlier = state_of_earlier_steps(device);
     let is_in_step = oom.is_some_and(|oom| oom.phase.as_deref() == Phase::Optimizer.name());
-    // A first step that fails has not made all of its state yet. Adam's has two values for each parameter. An optimizer without
-    // any state, such as plain SGD, needs none.
-    let (state, formula) = match is_in_step && earlier == 0 && parts.optimizer > 0 {
-        true => (parts.optimizer.max(2 * parts.parameters), "2 x parameters, as Adam needs"),
+    // A first step that fails has not made all of its state yet, or its temporaries are not known from its state. Adam's state has
+    // two values for each parameter. An optimizer without any state, such as plain SGD, needs none.
+    let is_first_step = is_in_step && earlier == 0 && parts.optimizer > 0;
+    let (state, formula) = match is_first_step {
+        true => (2 * parts.parameters, "2 x parameters, as Adam needs"),
         false => (parts.optimizer, "the state at that time"),
     };
     if is_of_second_optimizer(parts.optimizer, earlier) {
@@ -352,11 +412,19 @@ fn optimizer(device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -> Vec<Item>
         let formula = format!("3/4 x {} of float32 state ({formula})", mib(state));
         items.push(item.estimated([state / 2, state / 4 * 3], formula));
     }
-    let temporaries = parts.optimizer_temporaries;
-    if is_material(temporaries, parts.used) {
+    let beyond = if is_first_step { parts.optimizer.saturating_sub(state) } else { 0 };
+    let (saved, formula) = match beyond > 0 {
+        true => {
+            let formula =
+                format!("{} beyond Adam's state of 2 x parameters, at most 1 x parameters", mib(beyond));
+            ([beyond, beyond.max(parts.parameters)], formula)
+        }
+        false => ([0, parts.optimizer_temporaries], "temporaries of the optimizer at the peak".to_owned()),
+    };
+    if is_material(saved[1], parts.used) {
         let change = "Pass fused=True or foreach=False to the optimizer";
         let item = Item::new(Kind::OptimizerTemporaries, Memory::OptimizerState, device, change);
-        items.push(item.estimated([0, temporaries], "temporaries of the optimizer at the peak"));
+        items.push(item.estimated(saved, formula));
     }
     items
 }

@@ -5,6 +5,7 @@ use super::{composition, settings};
 use crate::findings::{self, Finding};
 use crate::oom::{holder_name, holders_of};
 use gpumem_model::gap::Cause;
+use gpumem_model::growth::Axis;
 use gpumem_model::names::Named;
 use gpumem_model::run::{Device, Oom, Run};
 use gpumem_model::units::signed;
@@ -92,7 +93,17 @@ fn growth(device: &Device, finding: &Finding) -> Item {
                 "Drop the old optimizers before a new one is made; lists and schedulers keep them{0}";
             (Kind::RetainedTensors, Memory::OptimizerState, change)
         }
-        "activations" => {
+        "activations" | "retained forward outputs"
+            if finding.is_in_many && device.details.growth.axis == Axis::ForwardPass =>
+        {
+            let change = "Keep no graphs{0}: call backward() in each pass of training, and run the others under torch.no_grad()";
+            (Kind::RetainedTensors, Memory::Activations, change)
+        }
+        // Outputs of many modules are kept together by a graph.
+        structure
+            if structure == "activations"
+                || structure == "retained forward outputs" && finding.is_in_many =>
+        {
             let change = "Stop keeping tensors with their graphs in each step{0}: keep .item() or .detach().cpu() of them";
             (Kind::RetainedTensors, Memory::Activations, change)
         }

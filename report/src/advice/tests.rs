@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::rules::Groupings;
+use gpumem_model::growth::Axis;
 use gpumem_model::names::Named;
 use gpumem_model::run::{
     Amounts, Cell, Class, DeviceReading, Fate, Holder, Iteration, Level, Moment, Oom, OomDevice, OomKind,
@@ -395,4 +396,89 @@ fn idle_children_are_named_by_their_contexts() {
     let items = outside::idle(&[child.clone(), child]);
     assert_eq!((items.len(), items[0].saves_bytes), (1, Some([1000 << 20; 2])));
     assert!(items[0].sentence().contains("(pt_data_worker)"), "{}", items[0].sentence());
+}
+
+#[test]
+fn temporaries_of_the_first_optimizer_step_are_beyond_its_state() {
+    let first = |state: i64| {
+        let held = [
+            (Role::Parameter, "Net/a", 3),
+            (Role::Gradient, "Net/a", 3),
+            (Role::OptimizerState, "Adam.step", state),
+        ];
+        let mut run = holding(&held);
+        run.devices[0].details.iterations.rows.clear();
+        run.devices[0].details.ooms[0].phase = Phase::Optimizer.name().map(Into::into);
+        let item = advice(&run, &Evidence::default()).0.items.remove(0);
+        (item.kind, item.saves_bytes)
+    };
+    assert_eq!(first(8), (Kind::OptimizerTemporaries, Some([2 * GIB, 3 * GIB])));
+    assert_eq!(first(5).0, Kind::OptimizerState, "a state that is not complete");
+}
+
+#[test]
+fn tensors_between_layers_are_not_one_output() {
+    let output = |tag: &str, failed: &str| {
+        let held = [
+            (Role::Activation, tag, 8),
+            (Role::Activation, "Net/layers.0", 2),
+            (Role::Activation, "Net/layers.1", 2),
+        ];
+        let mut run = holding(&held);
+        let oom = &mut run.devices[0].details.ooms[0];
+        (oom.tag, oom.asked_bytes) = (Some(failed.into()), 4 << 30);
+        let items = advice(&run, &Evidence::default()).0.items;
+        items.into_iter().find(|item| item.kind == Kind::LargeOutput).and_then(|item| item.saves_bytes)
+    };
+    assert_eq!(output("Net", "Net/layers.1"), None, "a tensor for each layer");
+    assert_eq!(output("Net", "Net"), Some([7 * GIB, 21 * GIB / 2]), "the request is half of it");
+    assert_eq!(output("Net/head", "Net/layers.1"), Some([7 * GIB; 2]));
+}
+
+#[test]
+fn passes_that_no_backward_pass_follows_need_no_graph() {
+    // `of_backward` are GiB of a backward pass at the peak; a step ended `after_ns` later.
+    let first = |tags: &[&str], of_backward: i64, after_ns: u64| {
+        let each = (15 - of_backward) / tags.len() as i64;
+        let of_forward = tags.iter().map(|tag| (Role::Unknown, *tag, each));
+        let held: Vec<_> = of_forward.chain([(Role::Temporary, "Net/a", of_backward)]).collect();
+        let mut run = holding(&held);
+        run.cells[tags.len()].phase = Phase::Backward.name().map(Into::into);
+        let device = &mut run.devices[0];
+        device.peak.amounts = std::mem::take(&mut device.details.ooms[0].amounts);
+        device.details.ooms.clear();
+        let end_ns = device.peak.time_ns + after_ns;
+        device.details.iterations.rows = vec![Iteration { end_ns, count: 1, ..Iteration::default() }];
+        let item = advice(&run, &Evidence::default()).0.items.into_iter().next();
+        item.filter(|item| item.kind == Kind::EvaluationGradients).and_then(|item| item.saves_bytes)
+    };
+    let many = ["Net/a", "Net/b", "Net/c", "Net/d", "Net/e"];
+    assert_eq!(first(&many, 0, 9), Some([9 * GIB, 15 * GIB]));
+    assert_eq!(first(&many, 0, 0), None, "a backward pass may follow");
+    assert_eq!(first(&many, 5, 9), None, "a repeated forward pass of a checkpoint");
+    assert_eq!(first(&many[..3], 0, 9), None, "outputs of few modules exist without gradients, too");
+}
+
+#[test]
+fn graphs_that_grow_are_not_taken_for_outputs() {
+    let mut run = fragmented(&[]);
+    let mut change = |is_in_many, axis| {
+        run.devices[0].details.growth.axis = axis;
+        let growth = findings::Finding {
+            structures: vec!["retained forward outputs".to_owned()],
+            is_in_many,
+            ..findings::Finding::new(
+                findings::Kind::Growth,
+                Severity::Critical,
+                None,
+                (GIB, GIB),
+                String::new(),
+            )
+        };
+        let report = Report::new(&run, Groupings::default(), None);
+        finding::items(&report, &run.devices[0], None, &growth, false).remove(0).change
+    };
+    assert!(change(false, Axis::Step).contains("keeping the outputs"));
+    assert!(change(true, Axis::Step).contains("with their graphs"));
+    assert!(change(true, Axis::ForwardPass).contains("call backward()"), "no step was completed");
 }

@@ -8,7 +8,7 @@
 use super::{Finding, Kind, PINNED, Rate, Severity, mib};
 use crate::category::OTHERS;
 use crate::judge::trend_test::{ALPHA, Judgement, Verdict, judge, warm_up};
-use crate::judge::{Axis, Growth as Points, units};
+use crate::judge::{Axis, Growth as Points};
 use crate::rules::NO_TAG;
 use crate::{GroupBy, Report, most_used, sum, sum_of, sums};
 use gpumem_model::escape::escape;
@@ -61,6 +61,8 @@ pub(super) struct Growth {
     lasted_ns: Option<u64>,
     /// Tags that grow most, the largest first, or one path that contains many growing tags; each with the bytes by which it grew.
     names: Vec<(String, i64)>,
+    /// Whether `names` is a path that contains many growing tags.
+    is_in_many: bool,
     /// The data structures (categories) that make up most of the growth, the one that grows most first.
     structures: Vec<String>,
 }
@@ -107,11 +109,11 @@ fn outlives_a_pass(cell: &Cell) -> bool {
     is_live(cell) && cell.role.as_deref() != Role::Activation.name()
 }
 
-/// Returns the number of steps, forward passes or periods of a judgement; `None` if it covers fewer than `least_passes` forward
-/// passes.
+/// Returns the number of steps, forward passes or periods between the first and the last point of a judgement; `None` if these are
+/// fewer than `least_passes` forward passes.
 fn steps(points: &Points, judgement: &Judgement, least_passes: u64) -> Option<u64> {
     let least = if points.axis == Axis::ForwardPass { least_passes } else { 0 };
-    Some(units(points, judgement)).filter(|count| *count >= least)
+    Some(judgement.units().round() as u64).filter(|count| *count >= least)
 }
 
 /// Returns the number of seconds of a judgement; `None` if these are too few.
@@ -259,13 +261,16 @@ impl<'r> Course<'r> {
             added.map(|(name, amounts)| ((*name).to_owned(), self.added(&judgement, amounts))).collect()
         };
         let structures = main_parts(added(&self.structures), bytes);
+        let tags = added(&self.tags);
+        let names = largest(tags.clone(), bytes);
         Some(Growth {
+            is_in_many: names.iter().any(|name| !tags.contains(name)),
             lasted_ns: self.lasted_ns(&judgement),
             bytes,
             axis,
             over: over(&judgement)?,
             confidence: judgement.confidence.unwrap_or(0.0),
-            names: largest(added(&self.tags), bytes),
+            names,
             structures,
         })
     }
@@ -392,6 +397,7 @@ impl Growth {
             confidence: Some(self.confidence),
             rate: Some(self.whole(device, used)),
             names: self.names,
+            is_in_many: self.is_in_many,
             structures: self.structures,
             ..Finding::new(Kind::Growth, severity, Some(device), (self.bytes, used), what)
         }

@@ -104,6 +104,9 @@ pub struct Finding {
     pub what: String,
     /// Tags or categories with the most of `bytes`, and their bytes; the largest first.
     pub names: Vec<(String, i64)>,
+    /// Whether the only name is the path of many modules, each with a part of `bytes`.
+    #[serde(skip)]
+    pub is_in_many: bool,
     /// Categories that contain most of the bytes of growing memory, the one that grows most first.
     #[serde(skip)]
     pub structures: Vec<String>,
@@ -134,6 +137,7 @@ impl Finding {
             spare_bytes: None,
             what,
             names: Vec::new(),
+            is_in_many: false,
             structures: Vec::new(),
             rate: None,
             advice: None,
@@ -364,7 +368,8 @@ mod tests {
         let live = found(&run);
         assert_eq!((live.kind, live.full_in_s), (Kind::Growth, Some(41 * 60)), "{live:?}");
         assert!(live.sentence().starts_with("the GPU is full in 41 min: "), "{live:?}");
-        assert!(live.what.contains("decoder") && !live.anonymous_sentence().contains("decoder"));
+        assert!(live.what.contains("decoder: +64.0 MiB per step over "), "{}", live.what);
+        assert!(!live.anonymous_sentence().contains("decoder"));
         run.state = State::Closed { time_ns: 0, status: None };
         assert_eq!(found(&run).full_in_s, None, "an ended process fills nothing");
     }
@@ -444,9 +449,9 @@ mod tests {
             let report = Report::new(run, Groupings::default(), None);
             growth::pinned(&report, &run.devices[0]).expect("a finding").what
         };
-        assert!(what(&run).starts_with("pinned host memory: +15.7 MiB per step"), "{}", what(&run));
+        assert!(what(&run).starts_with("pinned host memory: +16.0 MiB per step"), "{}", what(&run));
         run.devices[0].details.growth.pinned_cells = vec![(0, 59 << 24)];
-        assert!(what(&run).starts_with("pinned host memory of load.py:7 stage: +15.7"), "{}", what(&run));
+        assert!(what(&run).starts_with("pinned host memory of load.py:7 stage: +16.0"), "{}", what(&run));
         let growth = &mut run.devices[0].details.growth;
         growth.pinned_cells = vec![(1, 20 << 24), (0, 59 << 24)];
         growth.pinned.iter_mut().for_each(|bytes| *bytes += 20 << 24);
@@ -460,7 +465,7 @@ mod tests {
         growth.pinned_cells[0].1 = 600 << 24;
         growth.pinned.iter_mut().for_each(|bytes| *bytes += 580 << 24);
         assert!(
-            what(&run).starts_with("pinned host memory: +15.7"),
+            what(&run).starts_with("pinned host memory: +16.0"),
             "any line may have grown: {}",
             what(&run)
         );

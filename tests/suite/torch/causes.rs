@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 const FAST: &str = "[nvml]\nlist_every_s = 0.1\nlist_budget = 1.0\n";
 
 /// A program, the kind of its first finding, a part of the sentence, and the kind of the first advice (or several).
-const PLANTED: [(&str, &str, &str, &str); 27] = [
+const PLANTED: [(&str, &str, &str, &str); 29] = [
     ("outputs_kept", "growth", "Net/head", "retained_tensors"),
     ("losses_kept", "growth", "Net", "retained_tensors"),
     ("hooks_keep", "growth", "Net/blocks.2/up", "retained_tensors"),
@@ -26,6 +26,8 @@ const PLANTED: [(&str, &str, &str, &str); 27] = [
     ("logits_kept_in_evaluation", "growth", "retained forward outputs of Net/head", "retained_tensors"),
     ("graphs_kept", "fragmentation", "CUDA graphs", "graph_pools|streams"),
     ("state_too_large", "too_large", "optimizer state", "optimizer_state"),
+    ("temporaries_too_large", "too_large", "optimizer state", "optimizer_temporaries"),
+    ("losses_added_up", "growth", "Net", "retained_tensors"),
     ("communicators_kept", "growth", "libnccl", "communication"),
     ("models_kept", "growth", "gradients + parameters", "retained_tensors"),
     ("teacher_with_gradients", "too_large", "activations of Teacher", "evaluation_gradients"),

@@ -70,6 +70,7 @@ fn first_advice_on_a_full_device_saves_what_it_states() {
     estimate_holds(&wheel, "activations", "checkpointing");
     estimate_holds(&wheel, "logits", "large_output");
     estimate_holds(&wheel, "kept_gradients", "kept_gradients");
+    estimate_holds(&wheel, "large_evaluation", "evaluation_gradients");
 }
 
 #[test]
