@@ -11,6 +11,8 @@ use regex_lite::Regex;
 
 /// Name of memory that no rule matches.
 pub const OTHERS: &str = "Others";
+/// Name of the unused memory of pools in texts.
+pub(crate) const CACHED: &str = "cached by the allocator";
 
 /// Maximum compiled size of a regular expression in bytes, because its cost on each tag grows with it. Names need far less.
 const MAX_PATTERN_BYTES: usize = 1 << 15;

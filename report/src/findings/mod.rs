@@ -338,7 +338,7 @@ mod tests {
     use super::*;
     use crate::rules::Groupings;
     use gpumem_model::growth::Axis;
-    use gpumem_model::run::{Cell, DeviceReading, Holder, OomDevice, OomKind, UntrackableParts};
+    use gpumem_model::run::{Cell, DeviceReading, Holder, Moment, OomDevice, OomKind, UntrackableParts};
 
     #[test]
     fn live_leak_has_the_time_until_the_device_is_full() {
@@ -470,7 +470,25 @@ mod tests {
             what(&run)
         );
         run.devices[0].details.growth.early_pinned_cells = vec![(1, 598 << 24), (0, 0)];
-        assert!(what(&run).starts_with("pinned host memory of load.py:7 stage: +15.7"), "{}", what(&run));
+        assert!(what(&run).starts_with("pinned host memory of load.py:7 stage: +16.0"), "{}", what(&run));
+    }
+
+    #[test]
+    fn largest_part_of_a_run_without_a_problem_may_be_unused() {
+        let mut run = run();
+        run.source.kind = "recording".into();
+        (run.coverage.covered, run.state) = (true, State::Open);
+        let of = |class, tag: &str| Cell { class, tag: Some(tag.into()), ..run.cells[0].clone() };
+        run.cells = vec![of(Class::Block, "model"), of(Class::PoolIdle, "")];
+        let device = &mut run.devices[0];
+        device.details = Default::default();
+        let mut line = |in_use: i64, idle: i64| {
+            let amounts = Amounts::from(vec![(0, in_use << 20), (1, idle << 20)]);
+            run.devices[0].peak = Moment { tracked_bytes: Some(100 << 20), amounts, ..Moment::default() };
+            text::lines(&Report::new(&run, Groupings::default(), None)).remove(0)
+        };
+        assert!(line(30, 70).ends_with("cached by the allocator 70 MiB, 70 %"), "{}", line(30, 70));
+        assert!(line(60, 40).ends_with("model 60 MiB, 60 %"), "{}", line(60, 40));
     }
 
     #[test]

@@ -1,10 +1,11 @@
 //! Writes the conclusions as lines for the top of a report.
 
 use super::{Finding, Findings, Kind, Outcome, decisive, mib};
+use crate::category::CACHED;
 use crate::labels::exit;
-use crate::{Report, oom, used_or_tracked};
+use crate::{Report, held, oom, used_or_tracked};
 use gpumem_model::escape::escape;
-use gpumem_model::run::{Fate, State};
+use gpumem_model::run::{Class, Fate, State};
 use gpumem_model::time::Times;
 use gpumem_model::units::thousands;
 
@@ -78,7 +79,9 @@ fn no_problem(report: &Report<'_>) -> Option<String> {
     };
     let device = run.devices.iter().max_by_key(|device| device.peak.tracked_bytes)?;
     let total = used_or_tracked(&device.peak).filter(|total| *total > 0)?;
-    let (name, bytes) = report.composition(&device.peak, report.by).ranked().into_iter().next()?;
+    let mut parts = report.composition(&device.peak, report.by).ranked();
+    parts.push((CACHED.to_owned(), held(run, &device.peak.amounts, |cell| cell.class == Class::PoolIdle)));
+    let (name, bytes) = parts.into_iter().max_by_key(|(_, bytes)| *bytes)?;
     (is_known && ended_well).then(|| {
         let share = 100.0 * bytes as f64 / total as f64;
         let what = format!("{} {} MiB", escape(&name), mib(bytes));

@@ -2,6 +2,7 @@
 
 use super::prose;
 use super::table::{highest_reading, note, printed};
+use crate::category::CACHED;
 use crate::findings::{self, Finding, Findings, Outcome};
 use crate::labels::{command_line_of, length_ns};
 use crate::lines::{Lines, clean_name};
@@ -25,13 +26,15 @@ const MOST_FINDINGS: usize = 4;
 /// The table shows the moment when memory runs out if the bytes in use then differ from those at the peak by this share of the
 /// used bytes.
 const CLEARLY_DIFFERENT: f64 = 0.1;
+/// Factor by which the used bytes of a moment must exceed those of another one to be clearly more.
+const CLEARLY_MORE: f64 = 1.02;
 /// Number of lines of the screen that follow the notes.
 const LINES_AFTER_NOTES: usize = 2;
 /// Number of lines on the screen that are not rows of the table.
 const OTHER_LINES: usize = 13;
 
 /// Returns the moment that the table shows, and its name. Without a window it is the moment that [`failure`] returns, if any, else
-/// the peak of tracked memory or the last moment, whichever has more used bytes.
+/// the peak of tracked memory or the last moment.
 fn moment<'d>(report: &Report<'_>, device: &'d Device) -> (Cow<'d, Moment>, &'static str) {
     let last = if report.run.state == State::Open { "now" } else { "at the end" };
     let (moment, when) = match report.window.map(|window| window.part) {
@@ -39,15 +42,24 @@ fn moment<'d>(report: &Report<'_>, device: &'d Device) -> (Cow<'d, Moment>, &'st
         Some(_) => (&device.peak, "at the highest moment"),
         None => match failure(report, device) {
             Some(failure) => return (Cow::Owned(failure), "when memory ran out"),
-            None if is_last_fuller(device) => (&device.last, last),
+            None if is_last_fuller(report, device) => (&device.last, last),
             None => (&device.peak, "at the peak"),
         },
     };
     (Cow::Borrowed(moment), when)
 }
 
-fn is_last_fuller(device: &Device) -> bool {
-    used_or_tracked(&device.last) > used_or_tracked(&device.peak)
+/// Returns whether the last moment has more used bytes than the peak. The last moment of a pool that keeps what was freed has
+/// little to show: it must have clearly more used bytes, or not less memory in use.
+fn is_last_fuller(report: &Report<'_>, device: &Device) -> bool {
+    let used = |moment: &Moment| used_or_tracked(moment).unwrap_or(0);
+    let (last, peak) = (used(&device.last), used(&device.peak));
+    last as f64 > peak as f64 * CLEARLY_MORE
+        || last > peak && in_use(report, &device.last.amounts) >= in_use(report, &device.peak.amounts)
+}
+
+fn in_use(report: &Report<'_>, amounts: &Amounts) -> i64 {
+    held(report.run, amounts, |cell| cell.class != Class::PoolIdle)
 }
 
 /// Returns the moment at which memory ran out if clearly more memory was in use then than at the peak: a pool that has taken all
@@ -55,11 +67,10 @@ fn is_last_fuller(device: &Device) -> bool {
 /// the last moment would be shown, when some of the memory was free again.
 fn failure(report: &Report<'_>, device: &Device) -> Option<Moment> {
     let (_, oom, outcome) = findings::decisive(report).filter(|(of, ..)| std::ptr::eq(*of, device))?;
-    let in_use = |amounts: &Amounts| held(report.run, amounts, |cell| cell.class != Class::PoolIdle);
-    let more = in_use(&oom.amounts).saturating_sub(in_use(&device.peak.amounts)) as f64;
+    let more = in_use(report, &oom.amounts).saturating_sub(in_use(report, &device.peak.amounts)) as f64;
     let clearly = CLEARLY_DIFFERENT * used_or_tracked(&device.peak)? as f64;
     let is_end = outcome == Outcome::OutOfMemory && oom.tracked_bytes != 0;
-    if more < clearly && !(is_end && (-more >= clearly || is_last_fuller(device))) {
+    if more < clearly && !(is_end && (-more >= clearly || is_last_fuller(report, device))) {
         return None;
     }
     let parts = [&device.last, &device.peak]
@@ -202,7 +213,7 @@ fn rows(
     let statement = report.statement_of(report.by, [moment, moment], max_rows, smallest);
     let amounts: Vec<Option<i64>> = printed(&statement, unit).into_iter().map(|[amount, _]| amount).collect();
     let name = |row: &Row| match row.part {
-        Part::PoolIdle => "cached by the allocator".to_owned(),
+        Part::PoolIdle => CACHED.to_owned(),
         _ => clean_name(&row.name),
     };
     let text = |amount: Option<i64>| amount.map_or("-".to_owned(), |amount| unit.print(amount));
@@ -323,15 +334,41 @@ mod tests {
     use crate::rules::Groupings;
     use gpumem_model::run::{Cell, Fate, Oom, OomKind};
 
-    /// A pool that has taken all memory of the device may have more unused memory at its peak than when a request fails.
-    #[test]
-    fn table_shows_the_failure_if_other_memory_was_in_use() {
-        const GIB: i64 = 1 << 30;
+    const GIB: i64 = 1 << 30;
+
+    fn amounts(in_use: i64, idle: i64) -> Amounts {
+        Amounts::from(vec![(0, in_use * GIB), (1, idle * GIB)])
+    }
+
+    /// Returns a run with a cell of blocks and one of unused memory.
+    fn run() -> Run {
         let log = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/small-train.log");
         let mut run = gpumem_import::read_file(&log, None).expect("a log").remove(0);
         let of = |class| Cell { class, tag: None, ..run.cells[0].clone() };
         run.cells = vec![of(Class::Block), of(Class::PoolIdle)];
-        let amounts = |in_use: i64, idle: i64| Amounts::from(vec![(0, in_use * GIB), (1, idle * GIB)]);
+        run
+    }
+
+    #[test]
+    fn table_shows_the_peak_if_memory_was_freed_until_the_end() {
+        let mut run = run();
+        let mut shown = |in_use: i64, used: i64| {
+            let device = &mut run.devices[0];
+            (device.peak.tracked_bytes, device.peak.amounts) = (Some(100 * GIB), amounts(90, 10));
+            (device.last.tracked_bytes, device.last.amounts) =
+                (Some(used * GIB), amounts(in_use, used - in_use));
+            let report = Report::new(&run, Groupings::default(), None);
+            moment(&report, &report.run.devices[0]).1
+        };
+        assert_eq!(shown(2, 101), "at the peak");
+        assert_eq!(shown(91, 101), "at the end");
+        assert_eq!(shown(2, 110), "at the end", "clearly more is used");
+    }
+
+    /// A pool that has taken all memory of the device may have more unused memory at its peak than when a request fails.
+    #[test]
+    fn table_shows_the_failure_if_other_memory_was_in_use() {
+        let mut run = run();
         let mut shown = |(peak, failed): (i64, i64), last: i64, fate: Fate| {
             let device = &mut run.devices[0];
             (device.peak.tracked_bytes, device.peak.amounts) = (Some(15 * GIB), amounts(peak, 15 - peak));
