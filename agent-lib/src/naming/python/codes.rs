@@ -97,8 +97,8 @@ impl CodeKind {
 
     #[inline(always)]
     pub(crate) fn phase(self) -> Phase {
-        const PHASES: [Phase; 18] = {
-            let mut phases = [Phase::Unknown; 18];
+        const PHASES: [Phase; CodeKind::ModuleHook as usize + 1] = {
+            let mut phases = [Phase::Unknown; CodeKind::ModuleHook as usize + 1];
             phases[CodeKind::Module as usize] = Phase::Forward;
             phases[CodeKind::Optimizer as usize] = Phase::Optimizer;
             phases[CodeKind::Step as usize] = Phase::Optimizer;
