@@ -11,7 +11,7 @@ use gpumem_wire::Role;
 /// Value in a block's row instead of an entry index: the block is in no list.
 pub(crate) const NOT_LISTED: u32 = u32::MAX;
 const NONE: u32 = u32::MAX;
-/// Maximum number of entries for each device (40 bytes each); the role of further blocks stays unknown.
+/// Maximum number of entries for each device (48 bytes each); the role of further blocks stays unknown.
 const MAX_ENTRIES: usize = 262_144;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,6 +39,8 @@ pub(crate) struct Entry {
     high: i64,
     /// Index of the block's pool.
     pub pool: u32,
+    /// The sender's number of the block's stream; 0 if it is unknown.
+    pub stream: u16,
     next: u32,
     before: u32,
     pub list: List,
@@ -84,9 +86,16 @@ impl UndecidedBlocks {
     /// Adds a block at the end of a list. `guess`: its preliminary role. Returns its index, or [`NOT_LISTED`] if there is no
     /// room.
     #[inline]
-    pub fn add(&mut self, list: List, guess: Role, (pool, address): (u32, u64), bytes: u64) -> u32 {
+    pub fn add(
+        &mut self,
+        list: List,
+        guess: Role,
+        (pool, address): (u32, u64),
+        bytes: u64,
+        stream: u16,
+    ) -> u32 {
         let (high, next, before, born, age) = (0, NONE, NONE, list, 0);
-        let entry = Entry { address, bytes, high, pool, next, before, list, born, guess, age };
+        let entry = Entry { address, bytes, high, pool, stream, next, before, list, born, guess, age };
         let at = if self.vacant != NONE {
             let at = self.vacant;
             self.vacant = self.entries[at as usize].next;
@@ -221,7 +230,7 @@ mod tests {
                 if live.is_empty() || next(2) == 0 {
                     let bytes = next(100) + 1;
                     blocks.push((
-                        undecided.add(List::Backward, Role::Temporary, (3, 4), bytes),
+                        undecided.add(List::Backward, Role::Temporary, (3, 4), bytes, 0),
                         bytes,
                         step,
                         None,
@@ -248,7 +257,7 @@ mod tests {
     #[test]
     fn places_are_used_again_and_lists_keep_their_order() {
         let join =
-            |undecided: &mut UndecidedBlocks, n| undecided.add(List::Forward, Role::Unknown, (0, n), 1);
+            |undecided: &mut UndecidedBlocks, n| undecided.add(List::Forward, Role::Unknown, (0, n), 1, 0);
         let mut undecided = UndecidedBlocks::default();
         let places: Vec<u32> = (0..6).map(|n| join(&mut undecided, n)).collect();
         undecided.remove(places[1]);

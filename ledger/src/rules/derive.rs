@@ -29,8 +29,8 @@
 //!
 //! **Blocks that outlive whole steps** are not activations or inputs, but copies of weights, caches, buckets. After three steps
 //! with a forward pass, their role becomes unknown. (A replayed graph allocates no blocks, so its blocks keep their role.) A
-//! block with the exact size of a library's workspace counts as a workspace if at most eight blocks have that size. More blocks
-//! of that size are something else: an activation of 4096 x 4096 bf16 also has 32 MiB. A block allocated in backward may be a
+//! block with the exact size of a library's workspace counts as a workspace if at most eight blocks of its stream have that size.
+//! More blocks of that size are something else: an activation of 4096 x 4096 bf16 also has 32 MiB. A block allocated in backward may be a
 //! gradient. Such a block is a workspace only if the parameters are known and none has its size; then one step is enough.
 //!
 //! **After a loss of records** phase boundaries may be missing; the next boundary then decides the roles. Blocks that were
@@ -51,8 +51,9 @@ use gpumem_wire::{Phase, Role, Stamp};
 const SCRATCH_LIBRARIES: [&str; 2] = ["libcublas", "libcudnn"];
 /// Maximum number of ids of scratch libraries that a process may have.
 const MAX_SCRATCH_LIBRARIES: usize = 32;
-/// Maximum number of blocks of one size that can be workspaces: one for each handle and stream, on two threads. A program that
-/// captures a graph uses three streams: the default one, one for warm-up, and one for the capture.
+/// Maximum number of blocks of one size and stream that can be workspaces: one for each handle, on two threads. Where streams are
+/// unknown, all blocks count as those of one. A program that captures a graph uses three streams: the default one, one for
+/// warm-up, and one for the capture.
 const MAX_WORKSPACES: usize = 8;
 /// Number of outlived steps after which a block is not an activation or input. With two alternating optimizers, each step may
 /// count twice.
@@ -390,7 +391,7 @@ impl Holdings {
                 if let (true, Some(cell)) = (is_backward, before) {
                     self.correct_gradients(book, cell, entry.bytes as i64);
                 }
-                self.check_workspaces(book, size);
+                self.check_workspaces(book, size, entry.stream);
             }
             None => {
                 self.unlist(book, at);
@@ -401,13 +402,13 @@ impl Holdings {
         }
     }
 
-    /// Revokes the role of workspaces if there are more blocks of a workspace's size than there can be workspaces.
-    fn check_workspaces(&mut self, book: u8, size: usize) {
+    /// Revokes the role of all workspaces of a size if a stream has more blocks of this size than it can have workspaces.
+    fn check_workspaces(&mut self, book: u8, size: usize, stream: u16) {
         let undecided = &self.roles[usize::from(book)].undecided;
         let of_size = |entry: &Entry| entry.bytes == WORKSPACE_BYTES[size];
         let like: Vec<(u32, Entry)> =
             undecided.iter(List::Workspace).filter(|(_, entry)| of_size(entry)).collect();
-        if like.len() <= MAX_WORKSPACES {
+        if like.iter().filter(|(_, entry)| entry.stream == stream).count() <= MAX_WORKSPACES {
             return;
         }
         self.roles[usize::from(book)].ambiguous[size] = true;
@@ -511,7 +512,7 @@ impl Holdings {
         }
         let roles = &mut self.roles[usize::from(row.book)];
         let guess = roles.likely_role(list);
-        let at = roles.undecided.add(list, guess, (pool, address), row.bytes);
+        let at = roles.undecided.add(list, guess, (pool, address), row.bytes, 0);
         self.derive(Extent::Block(pool, address), row, guess);
         if let Some(row) = self.pools[pool as usize].blocks.get_mut(address) {
             row.owner = at;

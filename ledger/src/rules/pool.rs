@@ -292,7 +292,10 @@ impl Holdings {
         let cell = self.cells.cell_in(Class::Block, stamp, (role, use_as.1), name);
         let exact = if use_as.0 == Role::Unknown { 0 } else { Row::EXACT | Row::BORN_EXACT };
         let owner = match list {
-            Some(list) => self.roles[usize::from(book)].undecided.add(list, role, (index, address), bytes),
+            Some(list) => {
+                let stream = Request::of(stamp).map_or(0, |request| request.stream);
+                self.roles[usize::from(book)].undecided.add(list, role, (index, address), bytes, stream)
+            }
             None => NOT_LISTED,
         };
         let row = Row {

@@ -379,6 +379,27 @@ fn a_workspace_is_known_by_its_size_and_its_age() {
     }
 }
 
+#[test]
+fn each_stream_has_workspaces_of_its_own() {
+    let mut t = Train::new();
+    t.born("w", 100, Setup).retag("w", Role::Parameter);
+    t.s.stamp.flags = Flags::REQUEST;
+    for (stream, [forward, backward]) in
+        [["a", "b"], ["c", "d"], ["e", "f"], ["g", "h"], ["i", "j"]].iter().enumerate()
+    {
+        t.s.stamp.context = stream as u32;
+        t.born(forward, HOPPER, Forward).born(backward, HOPPER, Backward);
+    }
+    t.s.stamp.flags = Flags::default();
+    t.born("grad", 100, Backward);
+    for _ in 0..4 {
+        t.optimize(|_| ());
+        t.free("grad").born("act", 10, Forward).born("grad", 100, Backward).free("act");
+    }
+    t.optimize(|_| ());
+    assert_eq!(t.now(), format!("Parameter 100 Gradient 100 Workspace {}", 10 * HOPPER));
+}
+
 /// The list of a late agent may come in the middle of a pass.
 #[test]
 fn what_is_older_than_the_agent_is_of_no_phase() {
