@@ -2,7 +2,8 @@
 //! the former do not show.
 //!
 //! Memory that fluctuates can hide growth in the sum, so categories and tags are judged, too. The judgement over time omits
-//! parameters, because a program that loads a model does not leak. Memory that rises again to an earlier level is not growth: a
+//! parameters, because a program that loads a model does not leak. It also omits activations in a program with steps, because
+//! they grow within each forward pass, which may take minutes. Memory that rises again to an earlier level is not growth: a
 //! cache that is dropped with each request.
 
 use super::{Finding, Kind, PINNED, Rate, Severity, mib};
@@ -85,12 +86,13 @@ pub(super) fn growth(report: &Report<'_>, device: &Device, oom: Option<&Oom>) ->
     let material = (used as f64 * MATERIAL_SHARE).max(MATERIAL_BYTES);
     let points = &device.details.growth;
     let least_passes = if oom.is_some() { 0 } else { LEAST_PASSES };
-    let by_step = Course::of_steps(report, device).and_then(|course| {
+    let by_step = Course::of_steps(report, device, oom).and_then(|course| {
         course.judged(material, points.axis.name(), |judged| steps(points, judged, least_passes))
     });
     // Activations of one forward pass grow until its end, however long it takes.
     let is_one_pass = oom.is_some_and(|oom| oom.passes_without_backward.is_some_and(|passes| passes <= 1));
-    let by_time = Course::over_time(report, device, oom, if is_one_pass { outlives_a_pass } else { is_live })
+    let counts = if points.axis == Axis::Minute && !is_one_pass { is_live } else { is_kept };
+    let by_time = Course::over_time(report, device, oom, counts)
         .and_then(|course| course.judged(material, "second", seconds));
     match (by_step, by_time) {
         (Some(by_step), Some(by_time)) if by_time.bytes as f64 > by_step.bytes as f64 * CLEARLY_LARGER => {
@@ -105,7 +107,8 @@ fn is_live(cell: &Cell) -> bool {
     matches!(cell.class, Class::Direct | Class::Block) && cell.role.as_deref() != Role::Parameter.name()
 }
 
-fn outlives_a_pass(cell: &Cell) -> bool {
+/// Returns whether such memory is not an activation.
+fn is_kept(cell: &Cell) -> bool {
     is_live(cell) && cell.role.as_deref() != Role::Activation.name()
 }
 
@@ -176,16 +179,19 @@ impl<'r> Course<'r> {
         put(&mut self.structures, report.category(cell, GroupBy::Structure).unwrap_or(OTHERS));
     }
 
-    /// Returns the amounts at the time when each step, forward pass or period began.
-    fn of_steps(report: &'r Report<'_>, device: &Device) -> Option<Self> {
+    /// Returns the amounts at the time when each step, forward pass or period until `oom` began. A program that catches the failure
+    /// may continue without growth.
+    fn of_steps(report: &'r Report<'_>, device: &Device, oom: Option<&Oom>) -> Option<Self> {
         let points = &device.details.growth;
-        if points.axis == Axis::Minute || points.points.is_empty() {
+        if points.axis == Axis::Minute {
             return None;
         }
-        let (positions, times_ns) =
-            points.points.iter().map(|(index, time_ns)| (*index as f64, time_ns)).unzip();
+        let until_ns = oom.map_or(u64::MAX, |oom| oom.time_ns);
+        let begun = points.points.iter().filter(|(_, time_ns)| *time_ns <= until_ns);
+        let (times_ns, positions): (Vec<u64>, _) =
+            begun.map(|(index, time_ns)| (*time_ns, *index as f64)).unzip();
         let mut course = Course::new(times_ns, positions);
-        course.whole.clone_from(&points.named);
+        course.whole = points.named.get(..course.times_ns.len())?.to_vec();
         for (cell, amounts) in &points.cells {
             for (at, bytes) in amounts.iter().enumerate().take(course.positions.len()) {
                 course.add(report, *cell, at, *bytes);
@@ -505,5 +511,59 @@ mod tests {
             found.rate(),
             "+1.0 MiB per forward pass over 29 forward passes".replace("1.0 MiB", "976.6 KiB")
         );
+    }
+
+    /// A program that leaks in 40 steps, catches the failure, and makes 60 more steps without growth.
+    #[test]
+    fn growth_until_a_failure_does_not_depend_on_later_steps() {
+        let log = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/small-train.log");
+        let mut run = gpumem_import::read_file(&log, None).expect("a log").remove(0);
+        run.cells = vec![Cell { class: Class::Block, tag: Some("history".into()), ..Cell::default() }];
+        let bytes = |step: u64| step.min(40) as i64 * 64_000_000;
+        let details = &mut run.devices[0].details;
+        details.timeline.points.clear();
+        details.growth = Points {
+            axis: Axis::Step,
+            stride: 1,
+            points: (0..100).map(|step| (step, step * 10_000_000)).collect(),
+            latest: (100, 1_000_000_000),
+            named: (0..100).map(bytes).collect(),
+            cells: vec![(0, (0..100).map(bytes).collect())],
+            ..Points::default()
+        };
+        let report = Report::new(&run, crate::rules::Groupings::default(), None);
+        let oom = Oom { time_ns: 400_000_000, ..Oom::default() };
+        let found = growth(&report, &run.devices[0], Some(&oom)).expect("it grows");
+        assert_eq!((found.axis, found.names[0].0.as_str()), ("step", "history"));
+    }
+
+    /// A forward pass that takes ten seconds and does not fit, after steps that did not grow.
+    #[test]
+    fn activations_of_one_long_step_are_not_growth() {
+        let log = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/small-train.log");
+        let mut run = gpumem_import::read_file(&log, None).expect("a log").remove(0);
+        let judged = |role: Option<Role>| {
+            let role = role.and_then(|role| role.name().map(str::to_owned));
+            run.cells =
+                vec![Cell { class: Class::Block, role, tag: Some("Teacher".into()), ..Cell::default() }];
+            let at = |number: u64| number * 250_000_000;
+            let details = &mut run.devices[0].details;
+            details.growth = Points {
+                axis: Axis::Step,
+                stride: 1,
+                points: (0..10).map(|step| (step, at(step))).collect(),
+                latest: (10, at(10)),
+                named: vec![0; 10],
+                ..Points::default()
+            };
+            let grown = |number: u64| vec![(0, number.saturating_sub(10) as i64 * 100_000_000)].into();
+            let point = |number| Point { time_ns: at(number), amounts: grown(number), ..Point::default() };
+            details.timeline.points = (0..50).map(point).collect();
+            let report = Report::new(&run, crate::rules::Groupings::default(), None);
+            growth(&report, &run.devices[0], None).map(|growth| growth.axis)
+        };
+        let mut judged = judged;
+        assert_eq!(judged(Some(Role::Activation)), None);
+        assert_eq!(judged(None), Some("second"));
     }
 }
