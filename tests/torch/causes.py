@@ -211,10 +211,10 @@ def averages_kept():
 
 
 def hooks_of_gradients_keep():
-    """A hook before the backward pass of a block keeps the gradient of its output."""
+    """A hook before the backward pass of the model keeps the gradient of its output, which its last layer makes."""
     model = Net().cuda()
     kept = []
-    model.blocks[2].register_full_backward_pre_hook(lambda module, gradients: kept.append(gradients[0].clone()))
+    model.register_full_backward_pre_hook(lambda module, gradients: kept.append(gradients[0].clone()))
     trained(model, 300, rows=16_384)
 
 
@@ -338,6 +338,19 @@ def communicators_kept():
 
 
 # Out of memory for other reasons.
+
+
+def distributed(model):
+    """The model as the only rank of a job, with buckets for its gradients."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    return nn.parallel.DistributedDataParallel(model)
+
+
+def buckets_too_large():
+    """Each gradient is held twice: as a tensor, and in a bucket."""
+    with torch.device("cuda"):
+        model = distributed(Net(width=4096, depth=10))
+    trained(model, 5, rows=64, width=4096, optimizer=torch.optim.SGD(model.parameters(), lr=1e-3))
 
 
 def evaluation_with_gradients():
@@ -473,6 +486,10 @@ def healthy_training():
     trained(Net().cuda(), 60)
 
 
+def healthy_distributed():
+    trained(distributed(Net().cuda()), 40, rows=512)
+
+
 def healthy_evaluation():
     model = Net().cuda()
     for _ in range(6):
@@ -569,7 +586,7 @@ def healthy_growing_answers():
 
 
 CASES = {name: case for name, case in list(globals().items()) if callable(case) and getattr(case, "__module__", "") == "__main__"}
-for helper in ("Block", "Net", "batch", "trained"):
+for helper in ("Block", "Net", "batch", "trained", "distributed"):
     CASES.pop(helper, None)
 
 if __name__ == "__main__":

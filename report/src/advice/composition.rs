@@ -23,6 +23,8 @@ const KEPT_STEPS: u64 = 3;
 const MODULE_OF_GRAPH_SHARE: f64 = 0.25;
 /// Maximum memory of backward passes, as a share of that memory, outside of a backward pass.
 const BACKWARD_SHARE: f64 = 0.02;
+/// Size of the gradients, as a factor of the parameters, from which each gradient seems to be held twice.
+const TWO_GRADIENTS: f64 = 1.2;
 /// Parts into which the advice splits a large output.
 const CHUNKS: i64 = 8;
 
@@ -218,6 +220,7 @@ pub(super) fn parts(report: &Report<'_>, device: &Device, oom: Option<&Oom>) -> 
         let formula = format!("1/2 x {} of parameters", mib(parts.parameters));
         items.push(item.estimated([0, parts.parameters / 2], formula));
     }
+    items.extend(gradient_buckets(device, &parts));
     let data = parts.data.filter(|(_, bytes)| parts.is_large(*bytes) && has_forward_pass(report));
     items.extend(data.map(|(line, bytes)| {
         let change =
@@ -229,6 +232,20 @@ pub(super) fn parts(report: &Report<'_>, device: &Device, oom: Option<&Oom>) -> 
     // The optimizer's temporaries cost nothing to avoid.
     items.sort_by_key(|item| (item.kind != Kind::OptimizerTemporaries, Reverse(item.most())));
     items
+}
+
+/// Returns the change for gradients that are held twice. DistributedDataParallel makes its buckets, which are as large as all
+/// gradients, before the first step.
+fn gradient_buckets(device: &Device, parts: &Parts<'_>) -> Option<Item> {
+    let gradients = parts.gradients.saturating_add(parts.buckets);
+    let is_twice = parts.parameters > 0 && gradients as f64 > parts.parameters as f64 * TWO_GRADIENTS;
+    (is_twice && parts.is_large(gradients)).then(|| {
+        let change = "Pass gradient_as_bucket_view=True to DistributedDataParallel, if the program uses it";
+        let item = Item::new(Kind::GradientBuckets, Memory::Gradients, device, change);
+        let formula = format!("{} of gradients for {} of parameters", mib(gradients), mib(parts.parameters));
+        let doubled = (gradients - parts.parameters).min(parts.parameters);
+        item.estimated([doubled, parts.parameters], formula)
+    })
 }
 
 /// Returns whether the program has begun a forward pass, or another phase of a step.

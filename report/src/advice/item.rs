@@ -23,6 +23,8 @@ pub enum Kind {
     KeptGradients,
     OptimizerTemporaries,
     OptimizerState,
+    /// Gradients are held twice: as tensors, and in the buckets in which they are sent.
+    GradientBuckets,
     /// One layer's output is the largest part of the activations, such as logits.
     LargeOutput,
     Checkpointing,
@@ -63,6 +65,7 @@ pub enum Basis {
 #[allow(missing_docs)]
 pub enum Memory {
     Activations,
+    Gradients,
     OptimizerState,
     Parameters,
     /// Tensors that are not part of a model, such as a data set.

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 const FAST: &str = "[nvml]\nlist_every_s = 0.1\nlist_budget = 1.0\n";
 
 /// A program, the kind of its first finding, a part of the sentence, and the kind of the first advice (or several).
-const PLANTED: [(&str, &str, &str, &str); 29] = [
+const PLANTED: [(&str, &str, &str, &str); 30] = [
     ("outputs_kept", "growth", "Net/head", "retained_tensors"),
     ("losses_kept", "growth", "Net", "retained_tensors"),
     ("hooks_keep", "growth", "Net/blocks.2/up", "retained_tensors"),
@@ -32,7 +32,7 @@ const PLANTED: [(&str, &str, &str, &str); 29] = [
     ("models_kept", "growth", "gradients + parameters", "retained_tensors"),
     ("teacher_with_gradients", "too_large", "activations of Teacher", "evaluation_gradients"),
     ("data_on_the_device", "too_large", "data_on_the_device", "retained_tensors"),
-    ("hooks_of_gradients_keep", "growth", "Net/blocks.2", "retained_tensors"),
+    ("hooks_of_gradients_keep", "growth", "gradients of Net:", "retained_tensors"),
     ("evaluation_with_gradients", "no_backward", "training step", "evaluation_gradients"),
     ("batch_too_large", "too_large", "activations", "checkpointing"),
     ("long_batch_too_large", "too_large", "activations", "checkpointing"),
@@ -40,6 +40,7 @@ const PLANTED: [(&str, &str, &str, &str); 29] = [
     ("logits_too_large", "too_large", "activations", "large_output"),
     ("second_optimizer", "too_large", "optimizer state", "optimizer_state"),
     ("one_huge_request", "large_request", "38,1", "large_request"),
+    ("buckets_too_large", "too_large", "gradients", "gradient_buckets"),
     ("fraction_too_small", "pool_limit", "limit", "pool_limit"),
     ("fragmentation", "fragmentation", "unused", "allocator_setting"),
     ("other_tenant", "other_processes", "other processes", "other_process"),
@@ -57,8 +58,9 @@ const KEPT: [(&str, &str, &str, &str); 8] = [
     ("pinned_kept", "growth", "pinned host memory of causes.py:", "pinned_memory"),
 ];
 
-const HEALTHY: [&str; 10] = [
+const HEALTHY: [&str; 11] = [
     "healthy_training",
+    "healthy_distributed",
     "healthy_evaluation",
     "healthy_inference",
     "healthy_accumulation",
