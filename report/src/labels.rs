@@ -6,6 +6,8 @@ use gpumem_model::run::{Clock, Device, Run, State};
 
 /// Prefix of the names of devices in a run that combines the ranks of a job; names from drivers and logs never have it.
 pub(crate) const RANK: &str = "rank ";
+/// The same for a process without a rank.
+pub(crate) const PROCESS: &str = "process ";
 
 /// Returns the command without the directories of its program and script, else the program's name, else the run's origin. For
 /// runs of a daemon the origin is the machine, so `(unknown command)` is used instead.
@@ -53,7 +55,7 @@ fn first_word(line: &str) -> Option<(&str, &str)> {
     (!word.0.is_empty()).then_some(word)
 }
 
-/// Returns the short form of a command: program and script, without directories and arguments.
+/// Returns the short form of a command: program and script, without directories and arguments of the script.
 fn short_command(command: &str) -> String {
     program_and_arguments(command).0
 }
@@ -64,9 +66,16 @@ fn program_and_arguments(command: &str) -> (String, &str) {
     let Some((program, mut arguments)) = first_word(command) else { return Default::default() };
     let mut name = base(program);
     let is_interpreter = name.starts_with("python") || name == "bash" || name == "sh";
-    if let Some((script, rest)) = first_word(arguments).filter(|_| is_interpreter) {
-        name = format!("{name} {}", base(script));
-        arguments = rest;
+    let mut before = "";
+    // Options of the interpreter are before the script; after `-c` there is code.
+    let is_code = |option: &str| option.ends_with('c') && !option.starts_with("--");
+    while let Some((word, rest)) = first_word(arguments).filter(|_| is_interpreter && !is_code(before)) {
+        let is_script = before == "-m" || !word.starts_with('-') && !matches!(before, "-W" | "-X");
+        name = format!("{name} {}", if is_script { base(word) } else { word.to_owned() });
+        (arguments, before) = (rest, word);
+        if is_script {
+            break;
+        }
     }
     (escape(&name), arguments.trim_start_matches(' '))
 }
@@ -159,6 +168,11 @@ mod tests {
             ("/usr/bin/python3.11 /home/ana/train.py --steps 3", "python3.11 train.py"),
             ("'/home/ana/my env/bin/python' '/home/ana/my code/train.py' -v", "python train.py"),
             ("'/tmp/gpumem space/mixer'", "mixer"),
+            ("/usr/bin/python -u -W ignore /home/ana/train.py -v", "python -u -W ignore train.py"),
+            ("python -m torch.distributed.run --nproc_per_node 4 a.py", "python -m torch.distributed.run"),
+            ("python -c 'import a/b'", "python -c"),
+            ("bash -lc 'cd /home/ana'", "bash -lc"),
+            ("python -", "python -"),
             ("postgres: ana idle", "postgres:"),
             ("'/tmp/not closed", "not"),
             ("", ""),

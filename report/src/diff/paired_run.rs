@@ -4,7 +4,7 @@
 //! applies the same rules to both sides and shortens tag paths to the same depth. For a job, the runs of its ranks are summed.
 
 use super::{At, Pairing};
-use crate::labels::{RANK, rank};
+use crate::labels::{PROCESS, RANK, rank};
 use crate::sums;
 use gpumem_model::fields::Field;
 use gpumem_model::run::{
@@ -136,6 +136,7 @@ fn pairs(a: &[Device], b: &[Device]) -> Vec<([Option<usize>; 2], Pairing)> {
         let paired = match begins("GPU-") || begins("MIG-") {
             true => Pairing::Uuid,
             false if begins(RANK) => Pairing::Rank,
+            false if begins(PROCESS) => Pairing::Order,
             false => Pairing::Number,
         };
         Some((index, paired))
@@ -158,8 +159,9 @@ fn pairs(a: &[Device], b: &[Device]) -> Vec<([Option<usize>; 2], Pairing)> {
 }
 
 /// Combines several processes into one run: the ranks of a job, or the processes of a launcher. Each device of a process becomes a
-/// device of the combined run, named after the process's rank, so that ranks can be compared and summed. `title` describes the
-/// processes, such as `8 processes of job bert`. Each process is counted at its own time (its peak or its last moment).
+/// device of the combined run, named after the process's rank, so that ranks can be compared and summed. Processes without a rank
+/// are numbered in the order in which they started. `title` describes the processes, such as `8 processes of job bert`. Each
+/// process is counted at its own time (its peak or its last moment).
 pub fn sum_of_ranks(title: &str, mut runs: Vec<Run>) -> Run {
     runs.sort_by_key(|run| (rank(run).is_none(), rank(run), run.process.start_ticks, run.process.pid));
     let command = runs.iter().find_map(|run| run.process.facts.get("command").cloned());
@@ -172,9 +174,15 @@ pub fn sum_of_ranks(title: &str, mut runs: Vec<Run>) -> Run {
     if runs.iter().any(|run| run.state == State::Open) {
         sum.state = State::Open;
     }
+    let mut without_rank = 0;
     for (place, mut run) in runs.into_iter().enumerate() {
-        let name =
-            rank(&run).map_or_else(|| format!("{RANK}- (process {place})"), |rank| format!("{RANK}{rank}"));
+        let name = match rank(&run) {
+            Some(rank) => format!("{RANK}{rank}"),
+            None => {
+                without_rank += 1;
+                format!("{PROCESS}{without_rank}")
+            }
+        };
         sum.coverage.add(&run.coverage);
         let offset = sum.cells.len() as u32;
         run.remap(&|cell| Some(cell.saturating_add(offset)));

@@ -109,6 +109,24 @@ fn sum_of_processes_has_every_count_and_names_of_its_ooms() {
     assert_eq!(named, [Some("one"), Some("two")]);
 }
 
+#[test]
+fn processes_of_a_job_are_named_after_their_rank_or_numbered() {
+    let process = |started: u64, rank: Option<&str>| {
+        let mut run = run(&["x"], &[("GPU-1", vec![5], None)]);
+        run.process.start_ticks = started;
+        run.process.claims.extend(rank.map(|rank| ("rank".to_owned(), rank.to_owned())));
+        run
+    };
+    let job = || sum_of_ranks("job", vec![process(9, None), process(8, None), process(7, Some("0"))]);
+    let names: Vec<_> = job().devices.into_iter().map(|device| device.name).collect();
+    assert_eq!(names, ["rank 0", "process 1", "process 2"]);
+    let (a, b) = (job(), job());
+    let value: Value = serde_json::from_str(&data::json(&diff(&a, &b, At::Now), None)).expect("JSON");
+    let paired: Vec<&Value> =
+        value["pairs"].as_array().expect("pairs").iter().map(|pair| &pair["paired"]).collect();
+    assert_eq!(paired, ["rank", "order", "order"]);
+}
+
 fn assert_text_adds_up(text: &str) {
     let rows = rows(text);
     assert!(!rows.is_empty(), "{text}");
