@@ -1,16 +1,34 @@
 //! Lines of text for a terminal: without control characters, and wrapped at the terminal's width.
 
-use crate::table::width as width_of;
+use crate::table::{cut, width as width_of};
 use gpumem_model::escape::escape;
 use gpumem_model::units::thousands;
 
 const NARROWEST: usize = 20;
+const DOTS: &str = "...";
 
 /// Removes control characters from a sentence and wraps it.
 pub fn wrapped(text: &str, width: Option<usize>) -> Vec<String> {
     let mut lines = Lines::new(width);
     lines.prose(text);
     lines.lines
+}
+
+/// Like [`wrapped`], in at most `limit` lines: a sentence that is cut ends with `...` after a whole word.
+pub fn wrapped_to(text: &str, columns: Option<usize>, limit: usize) -> Vec<String> {
+    let mut lines = wrapped(text, columns);
+    if lines.len() > limit
+        && let Some(last) = limit.checked_sub(1).and_then(|last| lines.get_mut(last))
+    {
+        let room = columns.map_or(usize::MAX, |columns| columns.max(NARROWEST).saturating_sub(DOTS.len()));
+        let kept = cut(last, room);
+        let is_in_word =
+            last.get(kept.len()..).is_some_and(|rest| !rest.is_empty() && !rest.starts_with(' '));
+        let whole = kept.rsplit_once(' ').filter(|_| is_in_word).map_or(kept, |(whole, _)| whole);
+        *last = whole.trim_end_matches([' ', ',']).to_owned() + DOTS;
+    }
+    lines.truncate(limit);
+    lines
 }
 
 /// Cleans a name from an untrusted source. Blanks at its ends are shown as escapes, because they could imitate indentation or
@@ -141,6 +159,15 @@ mod tests {
         assert_eq!(wrap("incomprehensible to me", 8), ["incomprehensible", "  to me"]);
         assert_eq!(wrap("a b", 0), ["a", "  b"]);
         assert_eq!(wrap("", 5), [""]);
+    }
+
+    #[test]
+    fn a_cut_sentence_ends_with_dots() {
+        let text = "one two three four five six seven";
+        assert_eq!(wrapped_to(text, Some(20), 2), ["one two three four", "  five six seven"]);
+        assert_eq!(wrapped_to(text, Some(20), 1), ["one two three..."]);
+        assert_eq!(wrapped_to(text, None, 1), [text]);
+        assert_eq!(wrapped_to(text, Some(20), 0), [""; 0]);
     }
 
     #[test]

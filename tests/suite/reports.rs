@@ -429,7 +429,10 @@ fn several_devices_share_the_facts_of_the_run() {
     }
     let count = |text: &str, start: &str| text.lines().filter(|line| line.starts_with(start)).count();
     let six = text_of(&run, GroupBy::Tag, None);
-    assert!(six.starts_with("train.py  pid 20417 (python3)  6 GPUs\n"), "{six}");
+    assert!(
+        six.starts_with("train.py --batch-size 64 --hidden 256 --layers 2:2  pid 20417 (python3)  6 GPUs\n"),
+        "{six}"
+    );
     assert_eq!(
         ["train.py", "covered", "used", "GPU ", "sum ", "next"].map(|start| count(&six, start)),
         [1, 1, 0, 6, 1, 1]

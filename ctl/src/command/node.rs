@@ -9,7 +9,7 @@ use anyhow::Result;
 use gpumem_model::control::{ProcessFinding, ProcessRow, Ps};
 use gpumem_model::units::{Unit, thousands};
 use gpumem_report::table::{Align, Table, cut};
-use gpumem_report::text::{command_line, escape, wrapped};
+use gpumem_report::text::{command_line, escape, wrapped_to};
 
 /// Maximum number of devices, findings, and processes of one device that are listed.
 const DEVICES: usize = 12;
@@ -68,9 +68,7 @@ fn text(ps: &Ps, terminal: Option<usize>) -> String {
     lines.extend(ps::claims_line(&ps.claims));
     lines.push(String::new());
     for finding in ps.findings.iter().take(FINDINGS) {
-        let mut line = wrapped(&finding_line(ps, finding), terminal);
-        line.truncate(FINDING_LINES);
-        lines.append(&mut line);
+        lines.extend(wrapped_to(&finding_line(ps, finding), terminal, FINDING_LINES));
     }
     if ps.findings.len() > FINDINGS {
         let more = ps.findings.len() - FINDINGS;

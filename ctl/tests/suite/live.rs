@@ -163,7 +163,9 @@ fn one_of_several_devices_can_be_asked_for() {
     assert_eq!(rows.count(), 3, "{text}");
     for name in ["5", "GPU-00000005"] {
         let one = stdout(&folder.run(&["report", "--verbose", "7", "--device", name]));
-        assert!(one.starts_with("train.py  pid 7 (python3)  job j1  GPU 5 (GPU-00000005)\n"), "{one}");
+        let (command, rest) = one.split_once("  ").expect("a title");
+        assert!(command.starts_with("train.py --batch-size 64"), "{one}");
+        assert!(rest.starts_with("pid 7 (python3)  job j1  GPU 5 (GPU-00000005)\n"), "{one}");
         assert!(
             one.contains("\nused (= nvidia-smi) ") && one.contains(&format!("--device {name} --by ")),
             "{one}"

@@ -100,7 +100,8 @@ function statement(process, device) {
     const bytes = at === null ? rows.map(() => null) : rowsAt(rows, stack, at);
     const shown = printedSteps(rows, bytes);
     const carried = new Set(["used", "untrackable"]);
-    cursorHead.replaceChildren(...(at === null ? [h("span", { class: "soft" }, "at cursor")] : ["at cursor", ...when(at.t)]));
+    table.classList.toggle("without-cursor", at === null);
+    cursorHead.replaceChildren("at cursor", ...(at === null ? [] : when(at.t)));
     rows.forEach((row, index) => {
       const mark = at !== null && at.isCarried && carried.has(row.part) ? "~" : "";
       cursorCells[index].textContent = shown[index] === null ? (at === null ? "" : "-") : mark + print(shown[index]);

@@ -10,7 +10,7 @@ mod spark;
 mod table;
 
 pub use crate::labels::{command_line, exit, label, length_ns};
-pub use crate::lines::wrapped;
+pub use crate::lines::{wrapped, wrapped_to};
 pub(super) use facts::device_parts;
 pub use gpumem_model::escape::escape;
 pub use spark::{BLOCKS, sparkline};

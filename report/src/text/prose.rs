@@ -1,7 +1,7 @@
 //! Writes the text above and below the tables: name and owner of the process, how complete the numbers are, and suggestions for
 //! next commands.
 
-use crate::labels::{self, device_title, end_ns, exit, label};
+use crate::labels::{self, command_line_of, device_title, end_ns, exit};
 use crate::lines::{Lines, in_brackets};
 use crate::{GroupBy, Report, findings, growth, own};
 use gpumem_model::escape::escape;
@@ -11,6 +11,9 @@ use gpumem_model::run::{BlindWindow, Clock, Device, Oom, Run, SUBSCRIPTION_HELD,
 use gpumem_model::time::Times;
 use gpumem_model::units::{plural, thousands};
 use gpumem_model::window::{Window, WindowKind};
+
+/// Maximum width of the command in the heading, in columns of the terminal.
+const COMMAND: usize = 72;
 
 /// Adds everything before the tables.
 pub(super) fn head(report: &Report<'_>, times: Times, out: &mut Lines) {
@@ -91,13 +94,8 @@ fn ooms(report: &Report<'_>) -> String {
 
 /// Returns the command, run, owner and GPU of the process.
 pub(super) fn heading(report: &Report<'_>) -> String {
-    heading_of(report, &label(report.run))
-}
-
-/// Returns the heading with `command` as the text for the command.
-pub(super) fn heading_of(report: &Report<'_>, command: &str) -> String {
     let run = report.run;
-    let mut parts = vec![command.to_owned()];
+    let mut parts = vec![command_line_of(run, COMMAND)];
     if let Some(id) = &report.id {
         parts.push(format!("run {id}"));
     }

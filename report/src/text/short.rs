@@ -4,7 +4,7 @@ use super::prose;
 use super::table::{highest_reading, note, printed};
 use crate::category::CACHED;
 use crate::findings::{self, Finding, Findings, Outcome};
-use crate::labels::{command_line_of, length_ns};
+use crate::labels::length_ns;
 use crate::lines::{Lines, clean_name};
 use crate::table::{Table, shorten};
 use crate::{Part, Report, Row, gap_distance, has_older_gap, held, used_or_tracked};
@@ -14,8 +14,6 @@ use gpumem_model::units::{Unit, plural};
 use gpumem_model::window::WindowKind;
 use std::borrow::Cow;
 
-/// Maximum width of the command in the title, in columns of the terminal.
-const COMMAND: usize = 72;
 /// Maximum width of the names in the table, in columns of the terminal.
 const NAME: usize = 56;
 /// Width of the table's other columns together, in columns of the terminal.
@@ -100,7 +98,7 @@ pub(super) fn lines(
     let run = report.run;
     let times = report.times();
     let mut out = Lines::new(width);
-    out.prose(&prose::heading_of(report, &command_line_of(run, COMMAND)));
+    out.prose(&prose::heading(report));
     // Conclusions are about the whole run, so a report on a window of time has none.
     let findings = match report.window {
         None => conclusions(report, times, &mut out),

@@ -78,8 +78,9 @@ pub(crate) fn stored(args: &Args) -> Result<Found> {
     let id: Option<RunId> = name.and_then(|name| name.parse().ok());
     match (name, id) {
         (Some(name), None) if !name.contains('/') && !Path::new(name).exists() => {
-            let text =
-                format!("{name}: no such file, and neither a pid nor a run: runs are named r1, r2, ...");
+            let text = format!(
+                "{name}: no such file, and neither a pid nor a run: runs are named r1, r2, ... (for a job: --job {name})"
+            );
             return Err(Kind::NotFound.error(text));
         }
         (Some(name), None) => return from_file(name, args),

@@ -27,8 +27,10 @@ struct Form<const COLUMNS: usize> {
     heads: [&'static str; COLUMNS],
     /// Whether each column is aligned to the left.
     left: [bool; COLUMNS],
-    /// Columns that a narrow terminal omits, in this order.
+    /// Columns that a narrow terminal omits, in this order, so that the last column has room.
     omitted_first: &'static [usize],
+    /// Columns that are omitted next, in this order, where even their own figures do not fit: a figure is never cut.
+    omitted_last: &'static [usize],
     /// Column whose width is limited, and the limit.
     limited: (usize, usize),
     least: usize,
@@ -39,6 +41,7 @@ const DEVICES: Form<7> = Form {
     heads: DEVICE_HEADS,
     left: [true, true, false, false, false, false, false],
     omitted_first: &[3, 1, 2],
+    omitted_last: &[6, 5],
     limited: (1, 24),
     least: 8,
 };
@@ -48,6 +51,7 @@ const PROCESSES: Form<8> = Form {
     heads: ps::HEADS,
     left: ps::LEFT,
     omitted_first: &[6, 2, STATE, 7],
+    omitted_last: &[5, 0],
     limited: (STATE, 14),
     least: 16,
 };
@@ -62,9 +66,10 @@ impl<const COLUMNS: usize> Form<COLUMNS> {
         };
         let mut shown: Vec<(usize, usize)> = (0..COLUMNS).map(|column| (column, widest(column))).collect();
         shown.retain(|(_, width)| *width > 0);
-        for omitted in self.omitted_first {
-            if shown.iter().map(|(_, width)| width + 1).sum::<usize>() + self.least <= width.into() {
-                break;
+        let first = self.omitted_first.iter().map(|column| (column, self.least));
+        for (omitted, least) in first.chain(self.omitted_last.iter().map(|column| (column, 0))) {
+            if shown.iter().map(|(_, width)| width + 1).sum::<usize>() + least <= width.into() {
+                continue;
             }
             shown.retain(|(column, _)| column != omitted);
         }
@@ -326,14 +331,16 @@ mod tests {
     }
 
     #[test]
-    fn a_narrow_terminal_omits_columns_in_their_order_and_never_amounts() {
+    fn a_narrow_terminal_omits_columns_in_their_order_and_cuts_no_figure() {
         let cells =
             ["0", "H100 80GB HBM3", "100 %", "700 W", "70,112", "10,824", "81,559"].map(str::to_owned);
         let columns = |width| DEVICES.columns(&[&cells], width).0;
         assert_eq!(columns(80), [0, 1, 2, 3, 4, 5, 6]);
         assert_eq!(columns(55), [0, 1, 2, 4, 5, 6]);
         assert_eq!(columns(40), [0, 2, 4, 5, 6]);
-        assert_eq!(columns(10), [0, 4, 5, 6]);
+        assert_eq!(columns(25), [0, 4, 5, 6]);
+        assert_eq!(columns(20), [0, 4, 5]);
+        assert_eq!(columns(12), [0, 4]);
         let unknown = cells.clone().map(|cell| if cell.ends_with(['%', 'W']) { String::new() } else { cell });
         assert_eq!(DEVICES.columns(&[&unknown], 80).0, [0, 1, 4, 5, 6]);
     }

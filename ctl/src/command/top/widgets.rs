@@ -1,7 +1,7 @@
 //! Parts of `top` that several views use: what the terminal can show, positions in long lists, bars.
 
 use super::keys::Key;
-use gpumem_report::text::wrapped;
+use gpumem_report::text::wrapped_to;
 use ratatui_core::buffer::{Buffer, Cell};
 use ratatui_core::layout::{Constraint, Rect};
 use ratatui_core::style::{Color, Modifier, Style};
@@ -73,8 +73,8 @@ pub(crate) fn wrap(
     limit: usize,
     style: Style,
 ) -> impl Iterator<Item = Line<'static>> + use<> {
-    let lines = wrapped(text, Some(area.width.into())).into_iter().take(limit);
-    lines.map(move |line| Line::styled(line, style))
+    let lines = wrapped_to(text, Some(area.width.into()), limit);
+    lines.into_iter().map(move |line| Line::styled(line, style))
 }
 
 /// Position in rows that may be more than the screen has.
