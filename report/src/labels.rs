@@ -68,7 +68,7 @@ fn program_and_arguments(command: &str) -> (String, &str) {
     let is_interpreter = name.starts_with("python") || name == "bash" || name == "sh";
     let mut before = "";
     // Options of the interpreter are before the script; after `-c` there is code.
-    let is_code = |option: &str| option.ends_with('c') && !option.starts_with("--");
+    let is_code = |word: &str| word.starts_with('-') && !word.starts_with("--") && word.ends_with('c');
     while let Some((word, rest)) = first_word(arguments).filter(|_| is_interpreter && !is_code(before)) {
         let is_script = before == "-m" || !word.starts_with('-') && !matches!(before, "-W" | "-X");
         name = format!("{name} {}", if is_script { base(word) } else { word.to_owned() });

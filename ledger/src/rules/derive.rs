@@ -30,8 +30,9 @@
 //! **Blocks that outlive whole steps** are not activations or inputs, but copies of weights, caches, buckets. After three steps
 //! with a forward pass, their role becomes unknown. (A replayed graph allocates no blocks, so its blocks keep their role.) A
 //! block with the exact size of a library's workspace counts as a workspace if at most eight blocks of its stream have that size.
-//! More blocks of that size are something else: an activation of 4096 x 4096 bf16 also has 32 MiB. A block allocated in backward may be a
-//! gradient. Such a block is a workspace only if the parameters are known and none has its size; then one step is enough.
+//! More blocks of that size are something else: an activation of 4096 x 4096 bf16 also has 32 MiB. A block allocated in backward
+//! may be a gradient. Such a block is a workspace only if the parameters are known and none has its size; then one step is
+//! enough.
 //!
 //! **After a loss of records** phase boundaries may be missing; the next boundary then decides the roles. Blocks that were
 //! unknown before a resync are replayed in the order of their allocation. Two live blocks of different phases prove a boundary
