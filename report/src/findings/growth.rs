@@ -429,12 +429,13 @@ pub(super) fn pinned(report: &Report<'_>, device: &Device) -> Option<Finding> {
     let used = most_used(device).unwrap_or(0);
     let points = &device.details.growth;
     let growth = beside(points, &points.pinned, MATERIAL_PINNED_BYTES, LEAST_PASSES)?;
-    let rate = Rate { text: growth.rate(), whole_bytes: growth.bytes };
+    let held = points.pinned.last().copied().unwrap_or(0);
+    let rate = growth.whole(device, held);
     let by_tag = |cells: &[(u32, i64)]| {
         sums(cells.iter().filter_map(|(cell, bytes)| Some((report.cell(*cell)?.tag.clone()?, *bytes))))
     };
     let early = by_tag(&points.early_pinned_cells);
-    let unknown = points.pinned.last().map_or(0, |last| last.saturating_sub(growth.bytes));
+    let unknown = held.saturating_sub(growth.bytes);
     let added = by_tag(&points.pinned_cells).into_iter().map(|(tag, bytes)| {
         let before = early.get(&tag).copied().unwrap_or(unknown);
         (tag, bytes.saturating_sub(before).clamp(0, growth.bytes))

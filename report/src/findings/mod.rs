@@ -445,6 +445,7 @@ mod tests {
         (growth.axis, growth.stride) = (Axis::Step, 1);
         growth.points = (0..60).map(|step| (step, step * 1_000_000_000)).collect();
         growth.pinned = (0..60).map(|step| step << 24).collect();
+        growth.latest = growth.points[59];
         let what = |run: &Run| {
             let report = Report::new(run, Groupings::default(), None);
             growth::pinned(&report, &run.devices[0]).expect("a finding").what
@@ -457,6 +458,8 @@ mod tests {
         growth.pinned.iter_mut().for_each(|bytes| *bytes += 20 << 24);
         let found = growth::pinned(&Report::new(&run, Groupings::default(), None), &run.devices[0])
             .expect("a finding");
+        let whole_bytes = found.rate.as_ref().map(|rate| rate.whole_bytes);
+        assert_eq!(whole_bytes, Some(60 << 24), "of all 60 steps");
         assert_eq!(
             found.names.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(),
             ["load.py:7 stage"]
