@@ -306,11 +306,7 @@ fn large_output<'r>(parts: &Parts<'r>, oom: Option<&Oom>) -> Option<(&'r str, i6
 
 /// Returns the changes for activations: those of one large output, of repeated modules, and of the batch.
 fn activations(device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -> Vec<Item> {
-    if !parts.is_large(parts.activations) {
-        return Vec::new();
-    }
-    let has_share = |bytes: i64| bytes as f64 >= parts.activations as f64 * MODULE_SHARE;
-    if let Some([least, most]) = parts.without_backward.filter(|[_, most]| has_share(*most)) {
+    if let Some([least, most]) = parts.without_backward.filter(|[_, most]| parts.is_large(*most)) {
         let change = "Run the forward passes that have no backward pass under torch.no_grad()";
         let item = Item::new(Kind::EvaluationGradients, Memory::Activations, device, change);
         let formula = format!(
@@ -319,6 +315,10 @@ fn activations(device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -> Vec<Ite
         );
         return vec![item.estimated([least, most], formula)];
     }
+    if !parts.is_large(parts.activations) {
+        return Vec::new();
+    }
+    let has_share = |bytes: i64| bytes as f64 >= parts.activations as f64 * MODULE_SHARE;
     let mut items = Vec::new();
     if let Some((model, bytes)) = parts.not_updated.filter(|(_, bytes)| has_share(*bytes)) {
         let change =

@@ -440,7 +440,7 @@ fn passes_that_no_backward_pass_follows_need_no_graph() {
     // `of_backward` are GiB of a backward pass at the peak; a step ended `after_ns` later.
     let first = |tags: &[&str], of_backward: i64, after_ns: u64| {
         let each = (15 - of_backward) / tags.len() as i64;
-        let of_forward = tags.iter().map(|tag| (Role::Unknown, *tag, each));
+        let of_forward = tags.iter().map(|tag| (Role::Temporary, *tag, each));
         let held: Vec<_> = of_forward.chain([(Role::Temporary, "Net/a", of_backward)]).collect();
         let mut run = holding(&held);
         run.cells[tags.len()].phase = Phase::Backward.name().map(Into::into);

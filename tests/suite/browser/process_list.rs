@@ -43,10 +43,11 @@ fn processes_are_readable_sorted_and_found() {
     assert_eq!(browser.eval("document.getElementById('ended')"), json!(null));
     large.signal("KILL");
     large.end();
-    let command = "document.querySelector('#ended code')?.textContent === 'gpumemctl report r1'";
+    let command = "/^gpumemctl report r[12]$/.test(document.querySelector('#ended code')?.textContent)";
     wait(&mut browser, "the run of the ended process", command);
     // The link leads to its report, which is not requested again.
-    browser.eval("document.querySelector('#ended a').click()");
+    let link = browser.eval("document.querySelector('#ended a').getAttribute('href')");
+    browser.visit(&place.url(link.as_str().expect("a path")));
     wait(&mut browser, "its report", "document.querySelector('#statement [data-part=tracked]') !== null");
     let shown = browser
         .eval("document.querySelector('.asof').textContent + document.querySelector('h1').textContent");
