@@ -101,23 +101,33 @@ impl Ledger {
             Origin::Process(_) if matches!(record.body, Body::ClockAnchor { .. }) => self.set_clock(record),
             Origin::Process(key) => {
                 let index = self.process(key);
-                let process = &mut self.processes[index];
-                process.forget_view();
-                if process.memory_use.count_record() {
+                self.processes[index].forget_view();
+                if self.processes[index].memory_use.count_record() {
                     self.estimate_memory(index);
                 }
-                if let Body::Device { .. } = record.body {
-                    return self.name_slot(index, record);
-                }
-                let process = &mut self.processes[index];
-                process.apply(record);
-                let wants_holders = process.ooms.wants_holders;
-                if !process.samples.closed.is_empty() || !process.holdings.windows.is_empty() {
-                    process.note_ended_windows();
-                    self.take_closed(index);
-                }
-                if wants_holders {
-                    self.record_holders(index);
+                match record.body {
+                    Body::Device { .. } => {
+                        let Some(device) = self.claimed_device(index, record) else { return };
+                        let process = &mut self.processes[index];
+                        let was_member = process.book_on(device).is_some();
+                        // Number of multiprocessors (upper 16 bits), and number of threads that each can run.
+                        let shape = u64::from(record.stamp.context);
+                        process.name_slot(record.stamp.device, device, (shape >> 16) * (shape & 0xffff));
+                        if !was_member && process.book_on(device).is_some() {
+                            self.members[device].push(index);
+                        }
+                    }
+                    _ => {
+                        let process = &mut self.processes[index];
+                        process.apply(record);
+                        if !process.samples.closed.is_empty() || !process.holdings.windows.is_empty() {
+                            process.note_ended_windows();
+                            self.take_closed(index);
+                        }
+                        if self.processes[index].ooms.wants_holders {
+                            self.record_holders(index);
+                        }
+                    }
                 }
             }
         }
@@ -165,19 +175,6 @@ impl Ledger {
         let index = self.process(ProcessKey { pid: stamp.thread, start_ticks });
         self.processes[index].forget_view();
         index
-    }
-
-    /// Handles a `Device` record of a process.
-    fn name_slot(&mut self, index: usize, record: &Record<'_>) {
-        let Some(device) = self.claimed_device(index, record) else { return };
-        let process = &mut self.processes[index];
-        let was_member = process.book_on(device).is_some();
-        // Number of multiprocessors (upper 16 bits), and number of threads that each can run.
-        let shape = u64::from(record.stamp.context);
-        process.name_slot(record.stamp.device, device, (shape >> 16) * (shape & 0xffff));
-        if !was_member && process.book_on(device).is_some() {
-            self.members[device].push(index);
-        }
     }
 
     /// Returns the index of the device in a process's `Device` record; `None` if the process may not add that device.

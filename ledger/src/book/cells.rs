@@ -7,11 +7,10 @@ use gpumem_model::cell::CellTraits;
 use gpumem_model::names::Named;
 use gpumem_model::run::{Cell, Class};
 use gpumem_wire::{Flags, Phase, Role, Stamp};
-use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 /// Properties that distinguish the cells of a process. Tags and modules are ids that the agent assigned; 0 means none.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub(crate) struct CellKey {
     pub class: Class,
     pub role: Role,
@@ -26,20 +25,6 @@ pub(crate) struct CellKey {
     pub pending: bool,
     /// Whether the tag is the process's default, because the allocating thread had no tag.
     pub inherited: bool,
-}
-
-impl Hash for CellKey {
-    /// Hashes the properties as one number: each allocation looks up its cell, and hashing one property after the other would take
-    /// half of that time.
-    #[inline]
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        let CellKey { class, role, phase, module, tag, origin, pool, pending, inherited } = *self;
-        let use_as = u16::from(role.to_code()) | u16::from(phase.to_code()) << 4;
-        let rest = use_as | (class as u16) << 8 | u16::from(pending) << 14 | u16::from(inherited) << 15;
-        let ids = u64::from(tag) | u64::from(origin) << 32;
-        let others = u64::from(pool) | u64::from(module) << 32 | u64::from(rest) << 48;
-        state.write_u128(u128::from(ids) | u128::from(others) << 64);
-    }
 }
 
 impl CellKey {
