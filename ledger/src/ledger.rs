@@ -1,9 +1,10 @@
 //! The ledger's entry: every record of every source goes through [`Ledger::observe`].
 
 mod oom_holders;
+mod readings;
 
 use crate::Map;
-use crate::base::device::{AgreedReading, DeviceView, Faults, LastMinute};
+use crate::base::device::{DeviceView, Faults, LastMinute, OpenReading};
 use crate::base::identity::{AccountRef, DeviceName, Origin, ProcessKey};
 use crate::base::quota::{Limits, Quotas, RefusedRecords};
 use crate::book::{WINDOW_NS, Window};
@@ -20,7 +21,7 @@ use gpumem_model::parameters::Parameters;
 use gpumem_model::program_data;
 use gpumem_model::run::{DeviceReading, Program};
 use gpumem_model::timeline::Timeline;
-use gpumem_wire::{Absence, Body, ClockKind, Reading, Record, Stamp};
+use gpumem_wire::{Body, ClockKind, Reading, Record, Stamp};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::hint::black_box;
@@ -39,20 +40,6 @@ pub const STALE_AFTER_NS: u64 = 500_000_000;
 fn place(accounts: &[Account], book: u8) -> AccountRef {
     let book = usize::from(book);
     accounts[book].device.map_or(AccountRef::Unnamed(book), AccountRef::Device)
-}
-
-/// An NVML reading of a device, between its `SampleBegin` and `SampleEnd` records.
-#[derive(Debug, Default)]
-struct OpenReading {
-    number: u64,
-    t0_ns: u64,
-    /// Used bytes of the device at the begin of the reading.
-    first_used: Option<u64>,
-    last: Option<DeviceReading>,
-    device_samples: u32,
-    /// Used bytes of all listed processes; `None` if those of a process are unknown.
-    listed_bytes: Option<u64>,
-    processes: Vec<(ProcessKey, u64)>,
 }
 
 /// Books the records of all sources, and returns snapshots of the sums.
@@ -101,33 +88,23 @@ impl Ledger {
             Origin::Process(_) if matches!(record.body, Body::ClockAnchor { .. }) => self.set_clock(record),
             Origin::Process(key) => {
                 let index = self.process(key);
-                self.processes[index].forget_view();
-                if self.processes[index].memory_use.count_record() {
+                let process = &mut self.processes[index];
+                process.forget_view();
+                if process.memory_use.count_record() {
                     self.estimate_memory(index);
                 }
-                match record.body {
-                    Body::Device { .. } => {
-                        let Some(device) = self.claimed_device(index, record) else { return };
-                        let process = &mut self.processes[index];
-                        let was_member = process.book_on(device).is_some();
-                        // Number of multiprocessors (upper 16 bits), and number of threads that each can run.
-                        let shape = u64::from(record.stamp.context);
-                        process.name_slot(record.stamp.device, device, (shape >> 16) * (shape & 0xffff));
-                        if !was_member && process.book_on(device).is_some() {
-                            self.members[device].push(index);
-                        }
-                    }
-                    _ => {
-                        let process = &mut self.processes[index];
-                        process.apply(record);
-                        if !process.samples.closed.is_empty() || !process.holdings.windows.is_empty() {
-                            process.note_ended_windows();
-                            self.take_closed(index);
-                        }
-                        if self.processes[index].ooms.wants_holders {
-                            self.record_holders(index);
-                        }
-                    }
+                if let Body::Device { .. } = record.body {
+                    return self.name_slot(index, record);
+                }
+                let process = &mut self.processes[index];
+                process.apply(record);
+                let wants_holders = process.ooms.wants_holders;
+                if !process.samples.closed.is_empty() || !process.holdings.windows.is_empty() {
+                    process.note_ended_windows();
+                    self.take_closed(index);
+                }
+                if wants_holders {
+                    self.record_holders(index);
                 }
             }
         }
@@ -175,6 +152,19 @@ impl Ledger {
         let index = self.process(ProcessKey { pid: stamp.thread, start_ticks });
         self.processes[index].forget_view();
         index
+    }
+
+    /// Handles a `Device` record of a process.
+    fn name_slot(&mut self, index: usize, record: &Record<'_>) {
+        let Some(device) = self.claimed_device(index, record) else { return };
+        let process = &mut self.processes[index];
+        let was_member = process.book_on(device).is_some();
+        // Number of multiprocessors (upper 16 bits), and number of threads that each can run.
+        let shape = u64::from(record.stamp.context);
+        process.name_slot(record.stamp.device, device, (shape >> 16) * (shape & 0xffff));
+        if !was_member && process.book_on(device).is_some() {
+            self.members[device].push(index);
+        }
     }
 
     /// Returns the index of the device in a process's `Device` record; `None` if the process may not add that device.
@@ -301,117 +291,6 @@ impl Ledger {
             && self.clock != ClockKind::Ordinal
         {
             self.close_stale(deadline);
-        }
-    }
-
-    /// Closes samples whose reading ended by `deadline_ns` and that still wait for their agent's records.
-    fn close_stale(&mut self, deadline_ns: u64) {
-        while let Some(&Reverse((since_ns, index))) = self.waiting.peek()
-            && since_ns <= deadline_ns
-        {
-            self.waiting.pop();
-            let process = &mut self.processes[index];
-            process.samples.is_queued = false;
-            process.close_where(deadline_ns, true);
-            self.take_closed(index);
-            self.queue_stale_check(index);
-        }
-    }
-
-    /// Queues a process with pending samples for [`Ledger::close_stale`].
-    fn queue_stale_check(&mut self, index: usize) {
-        let process = &mut self.processes[index];
-        if !process.samples.is_queued
-            && let Some(since_ns) = process.samples.first_end_ns()
-        {
-            process.samples.is_queued = true;
-            self.waiting.push(Reverse((since_ns, index)));
-        }
-    }
-
-    fn begin_sample(&mut self, stamp: &Stamp, number: u64) {
-        let Some(&device) = self.host_slots.get(&stamp.device) else { return };
-        let reading =
-            OpenReading { number, t0_ns: stamp.time_ns, listed_bytes: Some(0), ..OpenReading::default() };
-        self.open.insert(device, reading);
-        for at in 0..self.members[device].len() {
-            let index = self.members[device][at];
-            let process = &mut self.processes[index];
-            if process.ended.is_none()
-                && let Some(book) = process.book_on(device)
-            {
-                process.begin_sample(book, number, stamp.time_ns);
-                self.take_closed(index);
-            }
-        }
-    }
-
-    fn sample_device(&mut self, slot: u8, sampled: DeviceReading) {
-        let Some(&index) = self.host_slots.get(&slot) else { return };
-        let used = sampled.used_bytes;
-        let device = &mut self.devices[index];
-        device.latest = Some(sampled);
-        device.recent.add(sampled.time_ns, used);
-        if let Some(listing) = self.listings.get(&index) {
-            listing.note_used(used);
-        }
-        if let Some(reading) = self.open.get_mut(&index) {
-            reading.first_used.get_or_insert(used);
-            reading.last = device.latest;
-            reading.device_samples += 1;
-        }
-    }
-
-    fn sample_process(&mut self, stamp: &Stamp, key: ProcessKey, used: Result<u64, Absence>) {
-        let Some(&device) = self.host_slots.get(&stamp.device) else { return };
-        let Some(reading) = self.open.get_mut(&device) else { return };
-        let (number, t0_ns) = (reading.number, reading.t0_ns);
-        reading.listed_bytes = match used {
-            Err(Absence::NotListed) => reading.listed_bytes, // a process that is not listed holds no device memory
-            used => reading.listed_bytes.zip(used.ok()).and_then(|(sum, used)| sum.checked_add(used)),
-        };
-        reading.processes.extend(used.ok().map(|used| (key, used)));
-        let index = self.process(key);
-        let process = &mut self.processes[index];
-        let accounts = process.accounts.len();
-        let Some(book) = process.sampled_book(device) else { return };
-        if process.accounts.len() > accounts {
-            self.members[device].push(index);
-        }
-        process.sample_used(book, number, t0_ns, used);
-        self.take_closed(index);
-    }
-
-    fn end_sample(&mut self, stamp: &Stamp, number: u64, result: u16) {
-        let Some(&device) = self.host_slots.get(&stamp.device) else { return };
-        if self.open.get(&device).is_none_or(|reading| reading.number != number) {
-            return;
-        }
-        let Some(reading) = self.open.remove(&device) else { return };
-        let failed = result != 0;
-        self.devices[device].agreed = match (reading.first_used, reading.last, reading.listed_bytes) {
-            // Unified memory changes all the time with the host's, so it is not compared; the value after the list counts.
-            (Some(first), Some(last), Some(listed))
-                if (last.unified || first == last.used_bytes) && reading.device_samples >= 2 && !failed =>
-            {
-                let unaccounted_bytes = last.used_bytes.wrapping_sub(listed) as i64;
-                Some(AgreedReading { number, reading: last, unaccounted_bytes })
-            }
-            _ => None,
-        };
-        if let Some(agreed) = self.devices[device].agreed {
-            let listing = Arc::new(Listing::new(agreed, reading.processes));
-            self.remember_listing(device, &listing);
-            self.listings.insert(device, listing);
-        }
-        for at in 0..self.members[device].len() {
-            let index = self.members[device][at];
-            let process = &mut self.processes[index];
-            if let Some(book) = process.book_on(device) {
-                process.end_sample(book, number, stamp.time_ns, failed);
-                self.take_closed(index);
-                self.queue_stale_check(index);
-            }
         }
     }
 

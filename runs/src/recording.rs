@@ -109,7 +109,8 @@ impl<'b> Batch<'b> {
 
     fn pass_to(&mut self, sink: &mut dyn Sink) {
         sink.preload(self.origin, &self.records);
-        self.records.drain(..).for_each(|record| sink.observe(self.origin, &record));
+        self.records.iter().for_each(|record| sink.observe(self.origin, record));
+        self.records.clear();
     }
 }
 

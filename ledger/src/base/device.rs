@@ -1,7 +1,7 @@
 //! Data of one device for views: NVML readings, their extremes in the last minute, and driver faults (Xid). The extremes exist
 //! because a metrics scrape sees only the value at its own time.
 
-use crate::base::identity::DeviceName;
+use crate::base::identity::{DeviceName, ProcessKey};
 use gpumem_model::run::DeviceReading;
 
 /// Maximum number of Xids (NVIDIA's fault codes) with a separate count. About a hundred exist, and a faulty device reports only a
@@ -63,6 +63,20 @@ pub struct AgreedReading {
     pub reading: DeviceReading,
     /// Used bytes of the device minus those of all its processes; for unified memory, the memory that the rest of the host uses.
     pub unaccounted_bytes: i64,
+}
+
+/// An NVML reading of a device, between its `SampleBegin` and `SampleEnd` records.
+#[derive(Debug, Default)]
+pub(crate) struct OpenReading {
+    pub number: u64,
+    pub t0_ns: u64,
+    /// Used bytes of the device at the begin of the reading.
+    pub first_used: Option<u64>,
+    pub last: Option<DeviceReading>,
+    pub device_samples: u32,
+    /// Used bytes of all listed processes; `None` if those of a process are unknown.
+    pub listed_bytes: Option<u64>,
+    pub processes: Vec<(ProcessKey, u64)>,
 }
 
 /// One device in a snapshot of the ledger.

@@ -22,7 +22,8 @@ impl Process {
     /// Books a record, unless a limit refuses it. Allocations and frees come first, because they are the most frequent records.
     #[inline]
     pub fn book_record(&mut self, record: &Record<'_>) {
-        if self.is_beyond_limit(record) {
+        let may_be_limited = self.coverage.full.is_some() || self.holdings.in_flight.len() >= MAX_IN_FLIGHT;
+        if may_be_limited && self.is_beyond_limit(record) {
             self.lose(1);
             return;
         }
@@ -293,8 +294,7 @@ impl Process {
     }
 
     /// Whether a limit refuses the record because it would increase the process's memory use.
-    #[inline]
-    pub fn is_beyond_limit(&mut self, record: &Record<'_>) -> bool {
+    fn is_beyond_limit(&mut self, record: &Record<'_>) -> bool {
         let is_beyond = match record.body {
             Body::FreeBegin { .. } | Body::VmmUnmap { .. } | Body::VmmRelease { .. } => {
                 self.holdings.in_flight.len() >= MAX_IN_FLIGHT

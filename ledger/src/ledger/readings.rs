@@ -1,0 +1,123 @@
+//! NVML readings of the devices: from the begin of a reading, through its lists of processes, to its end.
+
+use crate::base::device::{AgreedReading, OpenReading};
+use crate::base::identity::ProcessKey;
+use crate::ledger::Ledger;
+use crate::oom::device::Listing;
+use gpumem_model::run::DeviceReading;
+use gpumem_wire::{Absence, Stamp};
+use std::cmp::Reverse;
+use std::sync::Arc;
+
+impl Ledger {
+    /// Closes samples whose reading ended by `deadline_ns` and that still wait for their agent's records.
+    pub(super) fn close_stale(&mut self, deadline_ns: u64) {
+        while let Some(&Reverse((since_ns, index))) = self.waiting.peek()
+            && since_ns <= deadline_ns
+        {
+            self.waiting.pop();
+            let process = &mut self.processes[index];
+            process.samples.is_queued = false;
+            process.close_where(deadline_ns, true);
+            self.take_closed(index);
+            self.queue_stale_check(index);
+        }
+    }
+
+    /// Queues a process with pending samples for [`Ledger::close_stale`].
+    fn queue_stale_check(&mut self, index: usize) {
+        let process = &mut self.processes[index];
+        if !process.samples.is_queued
+            && let Some(since_ns) = process.samples.first_end_ns()
+        {
+            process.samples.is_queued = true;
+            self.waiting.push(Reverse((since_ns, index)));
+        }
+    }
+
+    pub(super) fn begin_sample(&mut self, stamp: &Stamp, number: u64) {
+        let Some(&device) = self.host_slots.get(&stamp.device) else { return };
+        let reading =
+            OpenReading { number, t0_ns: stamp.time_ns, listed_bytes: Some(0), ..OpenReading::default() };
+        self.open.insert(device, reading);
+        for at in 0..self.members[device].len() {
+            let index = self.members[device][at];
+            let process = &mut self.processes[index];
+            if process.ended.is_none()
+                && let Some(book) = process.book_on(device)
+            {
+                process.begin_sample(book, number, stamp.time_ns);
+                self.take_closed(index);
+            }
+        }
+    }
+
+    pub(super) fn sample_device(&mut self, slot: u8, sampled: DeviceReading) {
+        let Some(&index) = self.host_slots.get(&slot) else { return };
+        let used = sampled.used_bytes;
+        let device = &mut self.devices[index];
+        device.latest = Some(sampled);
+        device.recent.add(sampled.time_ns, used);
+        if let Some(listing) = self.listings.get(&index) {
+            listing.note_used(used);
+        }
+        if let Some(reading) = self.open.get_mut(&index) {
+            reading.first_used.get_or_insert(used);
+            reading.last = device.latest;
+            reading.device_samples += 1;
+        }
+    }
+
+    pub(super) fn sample_process(&mut self, stamp: &Stamp, key: ProcessKey, used: Result<u64, Absence>) {
+        let Some(&device) = self.host_slots.get(&stamp.device) else { return };
+        let Some(reading) = self.open.get_mut(&device) else { return };
+        let (number, t0_ns) = (reading.number, reading.t0_ns);
+        reading.listed_bytes = match used {
+            Err(Absence::NotListed) => reading.listed_bytes, // a process that is not listed holds no device memory
+            used => reading.listed_bytes.zip(used.ok()).and_then(|(sum, used)| sum.checked_add(used)),
+        };
+        reading.processes.extend(used.ok().map(|used| (key, used)));
+        let index = self.process(key);
+        let process = &mut self.processes[index];
+        let accounts = process.accounts.len();
+        let Some(book) = process.sampled_book(device) else { return };
+        if process.accounts.len() > accounts {
+            self.members[device].push(index);
+        }
+        process.sample_used(book, number, t0_ns, used);
+        self.take_closed(index);
+    }
+
+    pub(super) fn end_sample(&mut self, stamp: &Stamp, number: u64, result: u16) {
+        let Some(&device) = self.host_slots.get(&stamp.device) else { return };
+        if self.open.get(&device).is_none_or(|reading| reading.number != number) {
+            return;
+        }
+        let Some(reading) = self.open.remove(&device) else { return };
+        let failed = result != 0;
+        self.devices[device].agreed = match (reading.first_used, reading.last, reading.listed_bytes) {
+            // Unified memory changes all the time with the host's, so it is not compared; the value after the list counts.
+            (Some(first), Some(last), Some(listed))
+                if (last.unified || first == last.used_bytes) && reading.device_samples >= 2 && !failed =>
+            {
+                let unaccounted_bytes = last.used_bytes.wrapping_sub(listed) as i64;
+                Some(AgreedReading { number, reading: last, unaccounted_bytes })
+            }
+            _ => None,
+        };
+        if let Some(agreed) = self.devices[device].agreed {
+            let listing = Arc::new(Listing::new(agreed, reading.processes));
+            self.remember_listing(device, &listing);
+            self.listings.insert(device, listing);
+        }
+        for at in 0..self.members[device].len() {
+            let index = self.members[device][at];
+            let process = &mut self.processes[index];
+            if let Some(book) = process.book_on(device) {
+                process.end_sample(book, number, stamp.time_ns, failed);
+                self.take_closed(index);
+                self.queue_stale_check(index);
+            }
+        }
+    }
+}
