@@ -1,7 +1,7 @@
 //! Properties of every imported file and of the runs it contains.
 
 use crate::memory;
-use gpumem_import::{Format, read};
+use gpumem_import::{Format, read_with_blocks};
 use gpumem_model::run::Run;
 use gpumem_report::text::escape;
 use gpumem_runs::input::{Error, Input};
@@ -18,7 +18,8 @@ pub fn import(bytes: &[u8], format: Option<&str>, fixed: usize, per_byte: usize)
         format.map(|name| gpumem_import::format(name).expect("a format's name"));
     let most = fixed + per_byte * bytes.len();
     let runs = memory::bounded(most, || {
-        Input::new(Path::new(NAME), Cursor::new(bytes.to_vec())).and_then(|input| read(input, format))
+        Input::new(Path::new(NAME), Cursor::new(bytes.to_vec()))
+            .and_then(|input| read_with_blocks(input, format))
     });
     match runs {
         Ok(runs) => {

@@ -81,26 +81,34 @@ pub fn format(name: &str) -> Option<&'static Format> {
     FORMATS.iter().find(|format| format.name == name)
 }
 
-/// Reads a file into runs. Its format is `forced` or, if that is `None`, the first format that it looks like.
+/// Reads a file into runs. Its format is `forced` or, if that is `None`, the first format that it looks like. The runs have no
+/// single blocks, see [`read_with_blocks`].
 ///
 /// # Errors
 /// See [`Error`]: each states the problem, its place, and what would be valid.
 pub fn read_file(path: &Path, forced: Option<&'static Format>) -> Result<Vec<Run>, Error> {
-    read(Input::open(path)?, forced)
+    read(Input::open(path)?, forced, |builder| builder)
 }
 
-/// Like [`read_file`], for input that is already open.
-pub fn read(input: Input, forced: Option<&'static Format>) -> Result<Vec<Run>, Error> {
+/// Like [`read_file`], for input that is already open; the runs also have their last blocks, which only pages show.
+pub fn read_with_blocks(input: Input, forced: Option<&'static Format>) -> Result<Vec<Run>, Error> {
+    read(input, forced, RunBuilder::with_blocks)
+}
+
+fn read(
+    input: Input,
+    forced: Option<&'static Format>,
+    prepare: fn(RunBuilder) -> RunBuilder,
+) -> Result<Vec<Run>, Error> {
     let format = recognise(&input, forced)?;
     if format.name == export::FORMAT {
         return Ok(vec![export::read(input)?.run]);
     }
-    let mut builder = RunBuilder::new(Source {
+    let mut builder = prepare(RunBuilder::new(Source {
         kind: format.name.into(),
         origin: input.path.file_name().unwrap_or(input.path.as_os_str()).to_string_lossy().into_owned(),
         preset: format.preset.map(str::to_owned),
-    })
-    .with_blocks();
+    }));
     (format.read)(input, &mut builder)?;
     Ok(builder.runs(false))
 }

@@ -1,8 +1,8 @@
 //! gpumemd's own recordings: the records that were written are read, also from a truncated or damaged file.
-use gpumem_import::{observe_file, read_file};
+use gpumem_import::{observe_file, read_file, read_with_blocks};
 use gpumem_ledger::{Ledger, Origin};
 use gpumem_runs::builder::Sink;
-use gpumem_runs::input::Error;
+use gpumem_runs::input::{Error, Input};
 use gpumem_runs::recording::Writer;
 use gpumem_tests::examples;
 use gpumem_tests::node::{A, B, device, said};
@@ -139,7 +139,8 @@ fn blocks_have_their_bytes_times_and_names() {
         say(Stamp { seq, tag, time_ns: seq * 1000, ..plain }, body);
     }
     let file = File::new("blocks", &recorded(&said));
-    let run = read_file(&file.0, None).expect("a recording").remove(0);
+    let input = Input::open(&file.0).expect("a recording");
+    let run = read_with_blocks(input, None).expect("a recording").remove(0);
     let blocks = &run.devices[0].details.blocks;
     let found: Vec<_> = blocks
         .blocks

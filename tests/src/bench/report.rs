@@ -5,12 +5,13 @@ use super::memory::peak_bytes;
 use super::programs::gpumemctl;
 use super::rounds::{Contestant, Per, print_table};
 use crate::browser::{Browser, chromium};
-use gpumem_import::read_file;
+use gpumem_import::{read_file, read_with_blocks};
 use gpumem_ledger::{Origin, ProcessKey};
 use gpumem_model::run::Run;
 use gpumem_report::rules::Groupings;
 use gpumem_report::text::{Layout, text};
 use gpumem_report::{Report, html, json};
+use gpumem_runs::input::Input;
 use gpumem_runs::recording::Writer;
 use gpumem_runs::store::Store;
 use gpumem_wire::{
@@ -63,7 +64,8 @@ pub fn run() {
         }
     }
     println!("as JSON: {} kB; store: {} kB\n", size / 1000, file_kb(&store));
-    page(&run, &folder.0);
+    let input = Input::open(&recording).expect("a recording");
+    page(&read_with_blocks(input, None).expect("a recording")[0], &folder.0);
 }
 
 /// Makes the page of the report and opens it in a browser. Its file has at most 3 MB.

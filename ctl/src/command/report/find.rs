@@ -6,11 +6,12 @@ use crate::client::{Daemon, RunReply, RunSelector};
 use crate::exit::Kind;
 use crate::when::now_ns;
 use anyhow::Result;
-use gpumem_import::read_file;
+use gpumem_import::{read_file, read_with_blocks};
 use gpumem_model::run::{Clock, Run, State};
 use gpumem_model::window::Window;
 use gpumem_report::oom::at::TimeWindow;
 use gpumem_report::text::escape;
+use gpumem_runs::input::Input;
 use gpumem_runs::store::{Filter, RunId, RunSummary, SelectedRun, Store};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -154,7 +155,11 @@ pub(crate) fn around(around: TimeWindow, args: &Args) -> Result<Vec<RunReply>> {
 /// Finds the run with most memory in a file, or of the requested pid. A run of a process with an agent comes before one without.
 fn from_file(name: &str, args: &Args) -> Result<Found> {
     let path = Path::new(name);
-    let runs = read_file(path, args.format)?;
+    let runs = if args.html {
+        read_with_blocks(Input::open(path)?, args.format)?
+    } else {
+        read_file(path, args.format)?
+    };
     let mut pids: Vec<u32> = runs.iter().map(|run| run.process.pid).collect();
     pids.sort_unstable();
     pids.dedup();
