@@ -481,6 +481,21 @@ mod tests {
         }
     }
 
+    /// Up to PyTorch 2.12, empty_cache would keep the memory of the default pool during a capture.
+    #[test]
+    fn empty_cache_after_a_capture_is_not_part_of_it() {
+        let mut recording = Recording::new();
+        recording.segment(BASE, 20 * MIB);
+        recording.block(BASE, 8 * MIB, asked(0, 0, 0));
+        recording.free(BASE);
+        recording.segment(BASE + 64 * MIB, 2 * MIB);
+        recording.block(BASE + 64 * MIB, 512, asked(0, 1, 1));
+        recording.release(BASE, 20 * MIB);
+        let requests = recording.requests().expect("a recording");
+        let ends = [Event::ScopeEnds { pool: 1 }, Event::EmptyCache { pool: None }];
+        assert_eq!(requests.events[requests.events.len() - 2..], ends);
+    }
+
     #[test]
     fn missing_records_are_refused_and_missing_requests_are_counted() {
         let mut recording = Recording::new();

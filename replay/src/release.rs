@@ -40,6 +40,8 @@ impl Release {
             spares_expandable_segments: since(5),
             has_non_split_rounding: since(6),
             has_pools_for_shortage: since(8),
+            pools_serve_expandable: !since(10),
+            pools_serve_before_release: since(11),
             list_tail_starts_after_last_key: since(10),
             full_fraction_collects: !since(10),
             has_fraction_key: since(10),
@@ -92,6 +94,10 @@ pub struct Rules {
     pub has_non_split_rounding: bool,
     /// Whether pools with `use_on_oom` serve requests that would fail otherwise (2.8).
     pub has_pools_for_shortage: bool,
+    /// Whether these pools also serve from their expandable segments (before 2.10).
+    pub pools_serve_expandable: bool,
+    /// Whether these pools serve a request before free memory is released for it; before 2.11 they did afterwards.
+    pub pools_serve_before_release: bool,
     /// Whether `>` in a list of divisions applies after the entry of the last key; before 2.10 it includes that entry.
     pub list_tail_starts_after_last_key: bool,
     /// Whether unused segments are also returned if the process's memory fraction is 1.0 (before 2.10).
@@ -106,7 +112,8 @@ pub struct Rules {
     pub tie_break: TieBreak,
     /// Whether the setting `throw_on_cudamalloc_oom` exists (2.12).
     pub has_throw_on_oom: bool,
-    /// Whether a request to a program's own pool releases free memory before it fails, except during a capture (2.13).
+    /// Whether free memory of the default pools is released while requests go to a program's own pool: before such a request fails,
+    /// except during a capture, and by `empty_cache` (2.13).
     pub user_pools_release: bool,
     /// How a fraction of the device's memory is rounded to bytes.
     pub fraction: Fraction,

@@ -112,6 +112,44 @@ fn private_pools_keep_their_segments_until_they_end() {
     assert_eq!(run(options("", 15), &ended).reserved.now, 30 * MIB);
 }
 
+/// The same program ran on the wheels of 2.12.1 and 2.15.0.
+#[test]
+fn empty_cache_within_a_pool_keeps_the_default_pool_up_to_2_12() {
+    let kind = PoolKind::User { has_own_allocator: false, no_split: false, use_on_oom: false };
+    let pool = 7;
+    let empty = || Event::EmptyCache { pool: None };
+    let events = [
+        Event::PoolBegins { pool, kind },
+        request(1, 30 * MIB),
+        free(1),
+        Event::ScopeBegins { pool },
+        empty(),
+        Event::ScopeEnds { pool },
+    ];
+    assert_eq!([12, 13].map(|minor| run(options("", minor), &events).device_frees), [0, 1]);
+    assert_eq!(run(options("", 12), &[&events[..], &[empty()]].concat()).device_frees, 1);
+}
+
+/// The same program ran on the wheels of 2.9.1, 2.10.0, 2.12.1 and 2.15.0.
+#[test]
+fn pools_for_shortage_serve_the_default_pool_as_the_release_does() {
+    let of = |pool, id, bytes| Event::Request { id, bytes, stream: 0, pool, has_failed: false };
+    let pool = |pool, use_on_oom| {
+        let kind = PoolKind::User { has_own_allocator: false, no_split: false, use_on_oom };
+        Event::PoolBegins { pool, kind }
+    };
+    let cached =
+        [pool(1, true), pool(2, false), of(1, 1, 600 * MIB), free(1), request(2, 300 * MIB), free(2)];
+    let with = |minor, text, last: &[Event]| {
+        let figures = run(options(text, minor), &[&cached[..], last].concat());
+        (figures.retries, figures.ooms, figures.reserved.now / MIB)
+    };
+    let large = [request(3, 200 * MIB), request(4, 500 * MIB)];
+    assert_eq!([10, 11].map(|minor| with(minor, "", &large)), [(1, 0, 900), (0, 0, 900)]);
+    assert_eq!([9, 10].map(|minor| with(minor, "expandable_segments:True", &large).1), [0, 1]);
+    assert_eq!(with(15, "", &[of(2, 3, 500 * MIB)]).1, 1, "another pool's request");
+}
+
 #[test]
 fn failed_request_of_the_recording_may_be_served() {
     let failed = Event::Request { id: 9, bytes: 100 * MIB, stream: 0, pool: 0, has_failed: true };

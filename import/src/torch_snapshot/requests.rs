@@ -127,18 +127,24 @@ impl Collector {
         self.requests.times_us.push(self.time_us);
     }
 
+    /// Notes the pool to which requests go. A private pool usually serves the capture of a CUDA graph, so its requests are treated
+    /// as part of a capture.
+    fn enter(&mut self, pool: PoolId) {
+        if pool == self.scope {
+            return;
+        }
+        if self.scope != 0 {
+            self.push(Event::ScopeEnds { pool: self.scope });
+        }
+        if pool != 0 {
+            self.push(Event::ScopeBegins { pool });
+        }
+        self.scope = pool;
+    }
+
     fn request(&mut self, entry: &Entry, has_failed: bool) {
         self.is_refused = false;
-        // A private pool usually serves the capture of a CUDA graph, so its requests are treated as part of a capture.
-        if entry.pool != self.scope {
-            if self.scope != 0 {
-                self.push(Event::ScopeEnds { pool: self.scope });
-            }
-            if entry.pool != 0 {
-                self.push(Event::ScopeBegins { pool: entry.pool });
-            }
-            self.scope = entry.pool;
-        }
+        self.enter(entry.pool);
         self.next += 1;
         let &Entry { bytes, stream, pool, address, .. } = entry;
         self.push(Event::Request { id: self.next, bytes, stream, pool, has_failed });
@@ -152,6 +158,10 @@ impl Collector {
         let needs_memory =
             |entry: &Entry| matches!(entry.action, Action::SegmentAlloc | Action::SegmentMap | Action::Oom);
         let pools: BTreeSet<PoolId> = run.iter().map(|entry| entry.pool).filter(|pool| *pool != 0).collect();
+        // No memory of the default pool is released during a capture.
+        if run.iter().any(|entry| entry.pool == 0) {
+            self.enter(0);
+        }
         for pool in pools {
             self.push(Event::PoolEnds { pool });
         }

@@ -27,6 +27,8 @@ struct Wanted {
     pool: PoolRef,
     /// Bytes to request from the driver if no free block fits.
     segment_bytes: u64,
+    /// Whether expandable segments may serve it.
+    may_expand: bool,
 }
 
 /// Result of requesting memory from the driver.
@@ -154,7 +156,8 @@ impl Allocator {
         let is_large = rounded > SMALL;
         let segment_bytes = self.settings.segment_bytes(rounded);
         let pool_ref = PoolRef { pair, is_large };
-        let wanted = Wanted { bytes: rounded, stream, pool: pool_ref, segment_bytes };
+        let may_expand = self.settings.expandable_segments && !self.pairs[pair].has_own_allocator();
+        let wanted = Wanted { bytes: rounded, stream, pool: pool_ref, segment_bytes, may_expand };
         let Some(block) = self.find(&wanted).or_else(|| self.obtain(&wanted, pool)) else {
             let failure = Failure {
                 event,
@@ -182,7 +185,7 @@ impl Allocator {
         let pool = self.pool(wanted.pool);
         let mut key = pool.best(wanted.stream, wanted.bytes)?;
         let is_expandable = |key: &Key| self.segments[self.blocks[key.block].segment].is_expandable;
-        if is_expandable(&key) && self.settings.expandable_segments {
+        if is_expandable(&key) && wanted.may_expand {
             // Size that the block would have if the unmapped memory after it were mapped.
             let reach = |key: &Key| {
                 let right = self.blocks[key.block].right;
@@ -220,16 +223,15 @@ impl Allocator {
             Grown::Rejected => return None,
             Grown::Failed => {}
         }
-        if self.rules.has_pools_for_shortage {
-            for pair in 1..self.pairs.len() {
-                let pool = PoolRef { pair, ..wanted.pool };
-                if self.pairs[pair].serves_shortage()
-                    && let Some(block) = self.find(&Wanted { pool, ..*wanted })
-                {
-                    return Some(block);
-                }
-            }
+        if self.rules.pools_serve_before_release {
+            self.find_for_shortage(wanted).or_else(|| self.release_and_grow(wanted, pool))
+        } else {
+            self.release_and_grow(wanted, pool).or_else(|| self.find_for_shortage(wanted))
         }
+    }
+
+    /// Releases free memory for a request, and gets memory from the driver.
+    fn release_and_grow(&mut self, wanted: &Wanted, pool: PoolId) -> Option<Number> {
         if self.release_oversize(wanted)
             && let Grown::Block(block) = self.grow(wanted)
         {
@@ -246,6 +248,20 @@ impl Allocator {
         }
     }
 
+    /// Removes a free block from a pool that the program lets serve other requests when memory is short (`use_on_oom`). Such a pool
+    /// serves requests to the default pool only.
+    fn find_for_shortage(&mut self, wanted: &Wanted) -> Option<Number> {
+        if wanted.pool.pair != 0 || !self.rules.has_pools_for_shortage {
+            return None;
+        }
+        let may_expand = wanted.may_expand && self.rules.pools_serve_expandable;
+        (1..self.pairs.len()).find_map(|pair| {
+            let pool = PoolRef { pair, ..wanted.pool };
+            let serves = self.pairs[pair].serves_shortage();
+            serves.then(|| self.find(&Wanted { pool, may_expand, ..*wanted })).flatten()
+        })
+    }
+
     /// Requests a new segment from the driver, or maps more pages of an expandable segment.
     fn grow(&mut self, wanted: &Wanted) -> Grown {
         let needed = self.figures.reserved.now + wanted.segment_bytes;
@@ -258,9 +274,7 @@ impl Allocator {
                 return Grown::Rejected;
             }
         }
-        let pair = &self.pairs[wanted.pool.pair];
-        let expands = self.settings.expandable_segments
-            && (wanted.pool.pair == 0 || self.rules.private_pools_expand && !pair.has_own_allocator());
+        let expands = wanted.may_expand && (wanted.pool.pair == 0 || self.rules.private_pools_expand);
         let block = if expands { self.expand(wanted) } else { self.new_segment(wanted) };
         block.map_or(Grown::Failed, Grown::Block)
     }

@@ -5,8 +5,9 @@ use super::{Allocator, Wanted};
 use crate::event::PoolId;
 
 impl Allocator {
-    /// Waits for all streams, then returns unused segments, and unused parts of expandable ones, to the driver. With `pool`, only
-    /// those of this private pool, and only if [`Pair::has_ended`].
+    /// Waits for all streams, then returns unused segments, and unused parts of expandable ones, to the driver: those of the default
+    /// pools and of private pools that [have ended](super::pools::Pair::has_ended). With `pool`, only those of this private pool, and
+    /// only if it has ended. While requests go to a private pool, releases up to 2.12 keep the default pools.
     pub(crate) fn empty_cache(&mut self, pool: Option<PoolId>) {
         if let Some(pool) = pool {
             match self.pair_of.get(&pool) {
@@ -16,11 +17,14 @@ impl Allocator {
             }
             return;
         }
-        for (_, number) in std::mem::take(&mut self.pending) {
-            self.give_back(number);
+        if self.rules.user_pools_release || self.scopes.is_empty() {
+            for (_, number) in std::mem::take(&mut self.pending) {
+                self.give_back(number);
+            }
+            self.release_pair(0);
         }
-        for index in 0..self.pairs.len() {
-            if index == 0 || self.pairs[index].has_ended {
+        for index in 1..self.pairs.len() {
+            if self.pairs[index].has_ended {
                 self.release_pair(index);
             }
         }
