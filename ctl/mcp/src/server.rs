@@ -1,7 +1,7 @@
 //! The server: lists the tools, and runs gpumemctl for a call.
 
 use crate::shorten::shorten;
-use crate::tools::{COMMANDS, Command, UNTRUSTED};
+use crate::tools::{COMMANDS, Command, UNTRUSTED, shown};
 use rmcp::ServerHandler;
 use rmcp::model::{
     CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock, Implementation, ListToolsResult,
@@ -38,7 +38,7 @@ impl Server {
         let known = || COMMANDS.iter().map(|command| command.name).collect::<Vec<_>>().join(", ");
         let command = COMMANDS.iter().find(|command| command.name == request.name);
         let command = command.ok_or_else(|| {
-            format!("no tool has the name \"{}\"; the tools: {}", request.name.escape_default(), known())
+            format!("no tool has the name \"{}\"; the tools: {}", shown(&request.name), known())
         })?;
         let words = command.words(&request.arguments.unwrap_or_default())?;
         let _turn = self.running.acquire().await.map_err(|error| error.to_string())?;
@@ -149,7 +149,7 @@ fn answer(ran: Ran, words: &[String]) -> Result<Vec<ContentBlock>, String> {
     let asked = asked(words);
     if ran.output.len() as u64 > OUTPUT_BYTES {
         return Err(format!(
-            "gpumemctl {asked} printed more than {OUTPUT_BYTES} bytes; select less, such as one process or device"
+            "gpumemctl {asked} printed more than {OUTPUT_BYTES} bytes; select less, such as one process or device, or set a limit"
         ));
     }
     if !ran.status.success() {

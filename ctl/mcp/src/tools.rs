@@ -7,6 +7,8 @@ use serde_json::{Value, json};
 const TEXT_BYTES: usize = 4096;
 /// Most elements of an argument that is a list.
 const LIST_ITEMS: usize = 32;
+/// Longest name of a client's tool or argument in an error, in characters.
+const NAME_CHARS: usize = 100;
 
 /// A tool: a command of gpumemctl that prints JSON.
 pub(crate) struct Command {
@@ -236,7 +238,7 @@ impl Command {
             return Err(format!(
                 "{} has no argument \"{}\"; it has: {}",
                 self.name,
-                unknown.escape_default(),
+                shown(unknown),
                 known.join(", ")
             ));
         }
@@ -321,6 +323,14 @@ impl Argument {
     }
 }
 
+/// Returns a client's name of a tool or argument for an error: escaped, and without its end if it is long.
+pub(crate) fn shown(name: &str) -> String {
+    match name.char_indices().nth(NAME_CHARS) {
+        Some((end, _)) => format!("{}...", name[..end].escape_default()),
+        None => name.escape_default().to_string(),
+    }
+}
+
 /// Returns a text that a command line can have; `None` for a long one or one with the byte 0.
 fn text_of(text: &str) -> Option<String> {
     (text.len() <= TEXT_BYTES && !text.contains('\0')).then(|| text.to_owned())
@@ -366,5 +376,7 @@ mod tests {
             let error = words(name, given).expect_err(expected);
             assert!(error.starts_with(expected), "{error}");
         }
+        let error = words("report", json!({ "\u{1b}".repeat(1 << 20): 1 })).expect_err("an unknown name");
+        assert!(error.len() < 1000 && error.contains("\\u{1b}...\"; it has: run"), "{error}");
     }
 }
