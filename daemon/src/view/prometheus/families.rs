@@ -63,6 +63,8 @@ pub(crate) struct Mark {
 #[derive(Debug)]
 pub(crate) struct Families {
     families: Vec<(Family, String)>,
+    /// Index in `families` of the last series' family. The next series mostly has the same family or one of the next.
+    last: usize,
     series: usize,
     max_series: usize,
     /// Number of series that were omitted because of the limit.
@@ -71,7 +73,7 @@ pub(crate) struct Families {
 
 impl Families {
     pub(crate) fn new(max_series: usize) -> Self {
-        Families { families: Vec::new(), series: 0, max_series, omitted: 0 }
+        Families { families: Vec::new(), last: 0, series: 0, max_series, omitted: 0 }
     }
 
     /// Writes a series, unless its value is unknown. Beyond the limit a series is omitted and counted.
@@ -104,12 +106,13 @@ impl Families {
             return;
         }
         self.series += 1;
-        let known = self.families.iter().position(|(known, _)| std::ptr::eq(known.name, family.name));
-        let at = known.unwrap_or_else(|| {
+        let mut from_last = (self.last..self.families.len()).chain(0..self.last);
+        let known = from_last.find(|&at| std::ptr::eq(self.families[at].0.name, family.name));
+        self.last = known.unwrap_or_else(|| {
             self.families.push((*family, String::with_capacity(4096)));
             self.families.len() - 1
         });
-        let out = &mut self.families[at].1;
+        let out = &mut self.families[self.last].1;
         out.push_str(family.name);
         if !labels.0.is_empty() || own.is_some() {
             out.push('{');

@@ -66,11 +66,11 @@ pub(super) fn write(
     }
 }
 
+/// Returns the resident memory in bytes.
 fn resident_bytes() -> Option<f64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
-    let kib: f64 = line.trim().strip_suffix(" kB")?.parse().ok()?;
-    Some(kib * 1024.0)
+    let statm = std::fs::read_to_string("/proc/self/statm").ok()?;
+    let pages: f64 = statm.split(' ').nth(1)?.parse().ok()?;
+    Some(pages * rustix::param::page_size() as f64)
 }
 
 fn cpu_seconds() -> f64 {

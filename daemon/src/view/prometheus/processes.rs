@@ -191,10 +191,12 @@ impl<'a> ProcessSeries<'a> {
     /// Returns the values of a process on each device of this machine.
     fn amounts(&self, process: &'a ProcessView) -> Vec<OnDevice<'a>> {
         let covered = process.coverage.covered;
-        let categories = Names::categories(process, &self.shown.rules.structure);
+        let categories = covered.then(|| Names::categories(process, &self.shown.rules.structure));
         let of_account = |account: &'a AccountView| {
             let (mut amounts, held) = Amounts::of(account, covered);
-            amounts.categories = categories.sums(held);
+            if let Some(categories) = &categories {
+                amounts.categories = categories.sums(held);
+            }
             if covered && self.shown.tags > 0 && self.shown.tenants == Tenants::Named {
                 amounts.tags = Names::tags(process, &account.peak.amounts, self.shown.tags).sums(held);
             }
