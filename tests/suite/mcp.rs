@@ -228,6 +228,11 @@ fn wrong_calls_are_errors_with_a_next_step() {
     client.send(b"[]\n");
     assert_eq!(client.receive()["error"]["code"], -32600);
     client.call("report", json!({ "run": "y".repeat(1 << 20) })).error();
+    for answer in
+        [client.call(&"y".repeat(1 << 20), json!({})), client.call("runs", json!({ "y".repeat(1 << 20): 1 }))]
+    {
+        assert!(answer.error().len() < 1000, "{} bytes", answer.error().len());
+    }
     assert!(client.call("processes", json!({})).error().contains("no daemon answers"));
     client.end();
 }

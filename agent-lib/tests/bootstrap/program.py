@@ -80,8 +80,9 @@ def names():
     assert early._apply(lambda _: here()) == "Net setup"
     optimizer = torch.optim.SGD([early.first._parameters["weight"]])
     seen = []
+    optimizer.update = lambda: seen.append(here())
     optimizer.step(lambda: seen.append(here()))
-    assert seen == ["SGD.step optimizer"], seen
+    assert seen == [" between", "SGD.step optimizer"], seen
     assert here() == " unknown"
     assert core.sweeper.found == {1: 2}, core.sweeper.found  # both have theirs at the same addresses
     known = len(core.modules.known)

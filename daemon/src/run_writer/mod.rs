@@ -416,7 +416,9 @@ impl WriterThread {
             }
             Load { id, reply } => {
                 let run = self.store.as_ref().and_then(|store| store.load(id).ok());
-                run.map(|run| reply.send(run));
+                if let Some(run) = run {
+                    let _ = reply.send(run);
+                }
             }
             EarlierRuns { keys, reply } => {
                 let _ = reply.send(keys.into_iter().map(|key| self.earlier_run(key)).collect());

@@ -1,5 +1,5 @@
 //! The Python package with the real ones of others: IPython, JAX, mypy, PyTorch's compiler.
-use gpumem_tests::live::programs::{programs, target};
+use gpumem_tests::live::programs::programs;
 use gpumem_tests::live::torch::{VERSIONS, versions, wheel};
 use gpumem_tests::live::{Daemon, Machine};
 use std::path::{Path, PathBuf};
@@ -7,27 +7,6 @@ use std::process::Command;
 
 fn package() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace").join("agent-lib/python")
-}
-
-/// Returns a Python with these packages in target/; `None`, after printing the reason, if they are not available. With
-/// GPUMEM_TOOLS_REQUIRED that is an error, because CI must not skip.
-fn venv() -> Option<PathBuf> {
-    const PACKAGES: &str = "ipython jax mypy";
-    let target = target().join("python-real");
-    let script = format!(
-        "test -e '{dir}/done' || {{ rm -rf '{dir}' && python3 -m venv '{dir}' && \
-         '{dir}/bin/python' -m pip install --quiet --disable-pip-version-check --no-input {PACKAGES} && touch '{dir}/done'; }}",
-        dir = target.display()
-    );
-    let lock = target.with_extension("lock");
-    let output = Command::new("flock").arg(lock).args(["sh", "-c", &script]).output();
-    let why = match output {
-        Ok(output) if output.status.success() => return Some(target.join("bin/python")),
-        Ok(output) => String::from_utf8_lossy(&output.stderr).trim().lines().last().unwrap_or("").to_owned(),
-        Err(error) => error.to_string(),
-    };
-    gpumem_test_support::skip(&format!("{PACKAGES} cannot be had: {why}"), "apt-get install python3-pip");
-    None
 }
 
 fn done(command: &mut Command) -> String {
@@ -40,7 +19,7 @@ fn done(command: &mut Command) -> String {
 
 #[test]
 fn memory_per_cell_in_real_ipython() {
-    let Some(python) = venv() else { return };
+    let Some(python) = super::venv("python-real", "ipython jax mypy") else { return };
     let machine = Machine::new(&["devices=1"]);
     let mut command = machine.command(python);
     command.arg(package().join("tests/real/test_ipython.py"));
@@ -52,14 +31,14 @@ fn memory_per_cell_in_real_ipython() {
 
 #[test]
 fn live_arrays_of_real_jax() {
-    let Some(python) = venv() else { return };
+    let Some(python) = super::venv("python-real", "ipython jax mypy") else { return };
     let printed = done(Command::new(python).arg(package().join("tests/real/test_jax.py")));
     assert!(printed.contains("OK") && !printed.contains("skipped"), "{printed}");
 }
 
 #[test]
 fn package_passes_mypy() {
-    let Some(python) = venv() else { return };
+    let Some(python) = super::venv("python-real", "ipython jax mypy") else { return };
     let mut command = Command::new(python);
     command.args(["-m", "mypy", "--no-incremental", "--cache-dir=/dev/null"]).current_dir(package());
     assert!(done(&mut command).contains("Success"), "mypy has no complaints");
