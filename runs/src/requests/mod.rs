@@ -314,8 +314,11 @@ mod tests {
         (run, stored)
     }
 
+    /// Each block with its cell; time and number of each step.
+    type Shown = (Vec<(Cell, Block)>, Vec<(u64, u64)>);
+
     /// Returns cell, bytes and times of each block of the pool, in units of the stream, and the times and numbers of the steps.
-    fn shown(run: &Run) -> (Vec<(Cell, Block)>, Vec<(u64, u64)>) {
+    fn shown(run: &Run) -> Shown {
         let ticks = |time_ns: u64| time_ns / TICK_NS;
         let Blocks { blocks, steps, .. } = &run.devices[0].details.blocks;
         let block = |block: &Block| {
