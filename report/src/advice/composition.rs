@@ -48,6 +48,9 @@ struct Parts<'r> {
     buckets: i64,
     /// Parameters that have optimizer state. State in float32 is at least as large.
     updated: i64,
+    /// Parameters for which a first optimizer step makes state: at most as many bytes as there are gradients, because frozen
+    /// parameters have none. All parameters if no gradients are known.
+    trained: i64,
     /// Whether an optimizer whose name says that it has 8-bit state made memory.
     has_small_state: bool,
     /// Whether the failed request was made under `torch.no_grad()`, or the program never ran a backward pass.
@@ -194,6 +197,10 @@ impl<'r> Parts<'r> {
             updated: sum(updated.map(|(_, bytes)| *bytes)),
             has_small_state: run.cells.iter().any(|cell| cell.tag.as_deref().is_some_and(is_small_state)),
             gradients,
+            trained: match bytes(Role::Gradient) {
+                1.. => bytes(Role::Gradient).min(bytes(Role::Parameter)),
+                _ => bytes(Role::Parameter),
+            },
             buckets: bytes(Role::Gradient).saturating_sub(gradients),
             parameters_by_tag,
             is_inference: match oom {
@@ -212,7 +219,7 @@ impl<'r> Parts<'r> {
 pub(super) fn parts(report: &Report<'_>, device: &Device, oom: Option<&Oom>) -> Vec<Item> {
     let parts = Parts::of(report, device, oom);
     let mut items = activations(device, &parts, oom);
-    items.extend(kept_gradients(device, &parts));
+    items.extend(kept_gradients(device, &parts, oom));
     items.extend(optimizer(device, &parts, oom));
     if parts.is_large(parts.parameters) {
         let change = "Load the parameters in bfloat16, if they are float32 now";
@@ -307,7 +314,7 @@ fn large_output<'r>(parts: &Parts<'r>, oom: Option<&Oom>) -> Option<(&'r str, i6
 /// Returns the changes for activations: those of one large output, of repeated modules, and of the batch.
 fn activations(device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -> Vec<Item> {
     if let Some([least, most]) = parts.without_backward.filter(|[_, most]| parts.is_large(*most)) {
-        let change = "Run the forward passes that have no backward pass under torch.no_grad()";
+        let change = "Run the forward passes that have no backward pass under torch.no_grad(); if they are, keep fewer of their outputs";
         let item = Item::new(Kind::EvaluationGradients, Memory::Activations, device, change);
         let formula = format!(
             "{} of forward passes at the peak that no backward pass used, less the outputs of two modules",
@@ -388,8 +395,12 @@ fn checkpointing(device: &Device, parts: &Parts<'_>) -> Option<Item> {
     Some(item.estimated([saved / 4 * 3, saved], formula))
 }
 
-/// Returns the change for gradients that were not cleared before the forward pass.
-fn kept_gradients(device: &Device, parts: &Parts<'_>) -> Option<Item> {
+/// Returns the change for gradients that were not cleared before the forward pass. An optimizer step needs all gradients, so clearing
+/// them earlier saves nothing if memory runs out there.
+fn kept_gradients(device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -> Option<Item> {
+    if oom.is_some_and(|oom| oom.phase.as_deref() == Phase::Optimizer.name()) {
+        return None;
+    }
     let iterations = &device.details.iterations;
     let mut rows = iterations.rows.iter().chain(&iterations.open).rev();
     let kept = rows.find(|row| row.start_ns <= parts.time_ns)?.kept_gradients.peak_bytes;
@@ -415,7 +426,7 @@ fn optimizer(device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -> Vec<Item>
     // two values for each parameter. An optimizer without any state, such as plain SGD, needs none.
     let is_first_step = is_in_step && earlier == 0 && parts.optimizer > 0;
     let (state, formula) = match is_first_step {
-        true => (2 * parts.parameters, "2 x parameters, as Adam needs"),
+        true => (2 * parts.trained, "2 x parameters with gradients, as Adam needs"),
         false => (parts.optimizer, "the state at that time"),
     };
     if is_of_second_optimizer(parts.optimizer, earlier) {
@@ -432,9 +443,11 @@ fn optimizer(device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -> Vec<Item>
     let beyond = if is_first_step { parts.optimizer.saturating_sub(state) } else { 0 };
     let (saved, formula) = match beyond > 0 {
         true => {
-            let formula =
-                format!("{} beyond Adam's state of 2 x parameters, at most 1 x parameters", mib(beyond));
-            ([beyond, beyond.max(parts.parameters)], formula)
+            let formula = format!(
+                "{} beyond Adam's state of 2 x parameters with gradients; the temporaries are at most 1 x these parameters",
+                mib(beyond)
+            );
+            ([beyond.min(parts.trained), parts.trained], formula)
         }
         false => ([0, parts.optimizer_temporaries], "temporaries of the optimizer at the peak".to_owned()),
     };

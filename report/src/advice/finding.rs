@@ -9,6 +9,7 @@ use gpumem_model::growth::Axis;
 use gpumem_model::names::Named;
 use gpumem_model::run::{Device, Oom, Run};
 use gpumem_model::units::signed;
+use gpumem_wire::Phase;
 
 /// Category of NCCL's buffers, and the end of the name of every category of memory that a library allocates for itself.
 const NCCL: &str = "libnccl (outside torch)";
@@ -27,7 +28,7 @@ pub(super) fn items(
 ) -> Vec<Item> {
     let run = report.run;
     match (finding.kind, oom) {
-        (findings::Kind::Growth, _) => vec![growth(device, finding)],
+        (findings::Kind::Growth, _) => vec![growth(device, oom, finding)],
         (findings::Kind::NoBackward, Some(oom)) => {
             let change = "Run the passes that are not for training{0} under torch.no_grad()";
             let formula = "activations of forward passes without a backward pass";
@@ -65,7 +66,10 @@ pub(super) fn items(
 }
 
 /// Returns the change for memory that grows.
-fn growth(device: &Device, finding: &Finding) -> Item {
+fn growth(device: &Device, oom: Option<&Oom>, finding: &Finding) -> Item {
+    // The record of a failed request tells whether gradients were enabled; those of blocks do not.
+    let is_without_gradients = oom.is_some_and(|oom| oom.phase.as_deref() == Phase::Evaluation.name());
+    let is_graph = finding.is_in_many && !is_without_gradients;
     let structure = finding.structures.first().map(String::as_str).unwrap_or_default();
     // Whole models grow if only their gradients or their optimizer's state grow more than their parameters.
     let of_model = |name: &&String| matches!(name.as_str(), "gradients" | "optimizer state");
@@ -94,16 +98,13 @@ fn growth(device: &Device, finding: &Finding) -> Item {
             (Kind::RetainedTensors, Memory::OptimizerState, change)
         }
         "activations" | "retained forward outputs"
-            if finding.is_in_many && device.details.growth.axis == Axis::ForwardPass =>
+            if is_graph && device.details.growth.axis == Axis::ForwardPass =>
         {
-            let change = "Keep no graphs{0}: call backward() in each pass of training, and run the others under torch.no_grad()";
+            let change = "Keep no graphs{0}: call backward() in each pass of training, and run the others under torch.no_grad(); if they are, keep fewer outputs";
             (Kind::RetainedTensors, Memory::Activations, change)
         }
         // Outputs of many modules are kept together by a graph.
-        structure
-            if structure == "activations"
-                || structure == "retained forward outputs" && finding.is_in_many =>
-        {
+        structure if structure == "activations" || structure == "retained forward outputs" && is_graph => {
             let change = "Stop keeping tensors with their graphs in each step{0}: keep .item() or .detach().cpu() of them";
             (Kind::RetainedTensors, Memory::Activations, change)
         }
@@ -135,11 +136,14 @@ fn other_process(report: &crate::Report<'_>, device: &Device, oom: &Oom, finding
         let seen = holder.since_ns.map(|ns| format!(" and was first seen at {}", report.times().time(ns)));
         let own = mib(holder.used_bytes) + &seen.unwrap_or_default();
         let time = holder.growth_ns.map(|ns| ns.div_ceil(1_000_000_000));
-        match (holder.growth_bytes.filter(|bytes| *bytes >= LEAST_GROWTH), time) {
-            (Some(bytes), Some(seconds)) => {
+        match (holder.growth_bytes, time) {
+            (Some(bytes), Some(seconds)) if bytes >= LEAST_GROWTH => {
                 format!("{own}; {} came in the last {seconds} s", mib(bytes))
             }
-            (None, Some(seconds)) => format!("{own}; unchanged in the last {seconds} s"),
+            (Some(bytes), Some(seconds)) if bytes <= -LEAST_GROWTH => {
+                format!("{own}; it freed {} in the last {seconds} s", mib(bytes.saturating_neg()))
+            }
+            (_, Some(seconds)) => format!("{own}; unchanged in the last {seconds} s"),
             _ => own,
         }
     });
@@ -172,7 +176,7 @@ fn pool(run: &Run, device: &Device, oom: Option<&Oom>, finding: &Finding) -> Vec
         item.estimated(most, "at most the bytes that the allocator cached and did not use")
     });
     let count = device.details.pools.iter().filter_map(|pool| pool.streams).max();
-    let streams = (count != Some(1) && (oom.is_none() || is_apart)).then(|| {
+    let streams = (count.is_none_or(|count| count > 1) && (oom.is_none() || is_apart)).then(|| {
         let change = "Reuse CUDA streams, and capture graphs into one pool: what one caches serves no other";
         let formula = match count {
             Some(count) => format!("at most the unused bytes; {count} streams requested memory"),

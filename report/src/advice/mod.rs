@@ -42,15 +42,17 @@ pub fn needs_replay(report: &Report<'_>) -> bool {
 }
 
 fn is_short(report: &Report<'_>, outcome: Outcome) -> bool {
-    let is_full = |device: &Device| {
-        let free = device.reading.map(|reading| reading.free_bytes);
-        let own = most_used(device).unwrap_or(0) as f64;
-        device.total_bytes.is_some_and(|total| {
-            let is_low = free.is_some_and(|free| (free as f64) < total as f64 * (1.0 - SHORT_SHARE));
-            is_low || own >= total as f64 * SHORT_SHARE
-        })
-    };
     outcome == Outcome::OutOfMemory || report.run.devices.iter().any(is_full)
+}
+
+/// Returns whether a device was nearly full, now or at the peak of the process.
+fn is_full(device: &Device) -> bool {
+    let free = device.reading.map(|reading| reading.free_bytes);
+    let own = most_used(device).unwrap_or(0) as f64;
+    device.total_bytes.is_some_and(|total| {
+        let is_low = free.is_some_and(|free| (free as f64) < total as f64 * (1.0 - SHORT_SHARE));
+        is_low || own >= total as f64 * SHORT_SHARE
+    })
 }
 
 /// Returns the advice on a run.
@@ -70,6 +72,8 @@ pub fn advise(report: &Report<'_>, evidence: &Evidence<'_>) -> Advice {
     // Without a cause that ends or wastes much, memory that the program needs is the subject.
     let has_cause = found.findings.iter().any(|finding| finding.severity != Severity::Note);
     for device in &report.run.devices {
+        // Other devices of the process may have much free memory.
+        let is_short = is_full(device) || decisive.is_some_and(|(of, ..)| std::ptr::eq(of, device));
         if is_short && !has_cause {
             match outside::tenant(device, evidence.children) {
                 Some(item) => items.push(item),

@@ -253,6 +253,7 @@ fn gradients_that_live_through_forward_are_cleared_earlier() {
     assert_eq!(saves(6, Phase::Forward), Some([3 * GIB; 2]));
     assert_eq!(saves(6, Phase::Backward), Some([3 * GIB; 2]));
     assert_eq!(saves(0, Phase::Backward), None, "gradients of this step");
+    assert_eq!(saves(6, Phase::Optimizer), None, "an optimizer step needs them");
     assert_eq!(saves(3, Phase::Backward), None, "the bucket is kept, not the gradients");
 }
 
@@ -268,6 +269,14 @@ fn another_tenant_has_a_name_and_a_time() {
         ..Holder::default()
     };
     oom.device.as_mut().expect("a device").holders = vec![Holder::default(), other];
+    let growth = |run: &mut Run, bytes| {
+        let device = run.devices[0].details.ooms[0].device.as_mut().expect("a device");
+        (device.holders[1].growth_bytes, device.holders[1].growth_ns) = (Some(bytes), Some(60_000_000_000));
+        of_kind(run, Kind::OtherProcess).expect("advice").formula
+    };
+    assert!(growth(&mut run, GIB).ends_with("; 1,024 MiB came in the last 60 s"));
+    assert!(growth(&mut run, 0).ends_with("; unchanged in the last 60 s"));
+    assert!(growth(&mut run, -GIB).ends_with("; it freed 1,024 MiB in the last 60 s"));
     let item = of_kind(&run, Kind::OtherProcess).expect("advice");
     assert!(item.sentence().contains("bob 7"), "{}", item.sentence());
     assert!(item.formula.contains("13,312 MiB and was first seen at "), "{}", item.formula);
@@ -355,6 +364,14 @@ fn a_tenant_that_holds_more_is_the_only_advice_on_a_full_device() {
     let found = items(&run);
     assert_eq!((found.len(), found[0].kind), (1, Kind::OtherProcess), "{found:?}");
     assert!(found[0].sentence().contains("(pid 7)"), "{}", found[0].sentence());
+    // Another device of the process has a larger tenant and much free memory.
+    let mut other = run.devices[0].clone();
+    (other.ordinal, other.total_bytes) = (1, Some(64 << 30));
+    other.reading = other.reading.map(|reading| DeviceReading { free_bytes: 40 << 30, ..reading });
+    run.devices.push(other);
+    let found = items(&run);
+    assert_eq!(found.iter().map(|item| item.device).collect::<Vec<_>>(), [Some(0)], "{found:?}");
+    run.devices.truncate(1);
     run.devices[0].tenants = vec![(7, Some(1 << 30))];
     assert!(items(&run).iter().all(|item| item.kind != Kind::OtherProcess));
 }
@@ -414,6 +431,21 @@ fn temporaries_of_the_first_optimizer_step_are_beyond_its_state() {
     };
     assert_eq!(first(8), (Kind::OptimizerTemporaries, Some([2 * GIB, 3 * GIB])));
     assert_eq!(first(5).0, Kind::OptimizerState, "a state that is not complete");
+    assert_eq!(first(12).1, Some([3 * GIB; 2]), "temporaries are not larger than the parameters");
+}
+
+#[test]
+fn frozen_parameters_get_no_optimizer_state() {
+    let held = [
+        (Role::Parameter, "Net/base", 12),
+        (Role::Parameter, "Net/adapter", 1),
+        (Role::Gradient, "Net/adapter", 1),
+        (Role::OptimizerState, "Net/adapter", 1),
+    ];
+    let mut run = holding(&held);
+    run.devices[0].details.iterations.rows.clear();
+    run.devices[0].details.ooms[0].phase = Phase::Optimizer.name().map(Into::into);
+    assert_eq!(of_kind(&run, Kind::OptimizerState), None, "state of 2 GiB");
 }
 
 #[test]
@@ -462,8 +494,9 @@ fn passes_that_no_backward_pass_follows_need_no_graph() {
 #[test]
 fn graphs_that_grow_are_not_taken_for_outputs() {
     let mut run = fragmented(&[]);
-    let mut change = |is_in_many, axis| {
+    let mut change = |is_in_many, axis, phase: Phase| {
         run.devices[0].details.growth.axis = axis;
+        run.devices[0].details.ooms[0].phase = phase.name().map(Into::into);
         let growth = findings::Finding {
             structures: vec!["retained forward outputs".to_owned()],
             is_in_many,
@@ -476,9 +509,13 @@ fn graphs_that_grow_are_not_taken_for_outputs() {
             )
         };
         let report = Report::new(&run, Groupings::default(), None);
-        finding::items(&report, &run.devices[0], None, &growth, false).remove(0).change
+        let oom = run.devices[0].details.ooms.first();
+        finding::items(&report, &run.devices[0], oom, &growth, false).remove(0).change
     };
-    assert!(change(false, Axis::Step).contains("keeping the outputs"));
-    assert!(change(true, Axis::Step).contains("with their graphs"));
-    assert!(change(true, Axis::ForwardPass).contains("call backward()"), "no step was completed");
+    assert!(change(false, Axis::Step, Phase::Forward).contains("keeping the outputs"));
+    assert!(change(true, Axis::Step, Phase::Forward).contains("with their graphs"));
+    let pass = change(true, Axis::ForwardPass, Phase::Forward);
+    assert!(pass.contains("call backward()"), "no step was completed");
+    let evaluation = change(true, Axis::ForwardPass, Phase::Evaluation);
+    assert!(evaluation.contains("keeping the outputs"), "the passes have no graph");
 }
