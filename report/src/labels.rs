@@ -67,10 +67,11 @@ fn program_and_arguments(command: &str) -> (String, &str) {
     let mut name = base(program);
     let is_interpreter = name.starts_with("python") || name == "bash" || name == "sh";
     let mut before = "";
-    // Options of the interpreter are before the script; after `-c` there is code.
+    // Options of the interpreter are before the script; after `-c` there is code. `-` stands for a script at standard input.
     let is_code = |word: &str| word.starts_with('-') && !word.starts_with("--") && word.ends_with('c');
     while let Some((word, rest)) = first_word(arguments).filter(|_| is_interpreter && !is_code(before)) {
-        let is_script = before == "-m" || !word.starts_with('-') && !matches!(before, "-W" | "-X");
+        let is_module = before == "-m" || word.len() > 2 && word.starts_with("-m");
+        let is_script = is_module || word == "-" || !word.starts_with('-') && !matches!(before, "-W" | "-X");
         name = format!("{name} {}", if is_script { base(word) } else { word.to_owned() });
         (arguments, before) = (rest, word);
         if is_script {
@@ -173,6 +174,8 @@ mod tests {
             ("python -c 'import a/b'", "python -c"),
             ("bash -lc 'cd /home/ana'", "bash -lc"),
             ("python -", "python -"),
+            ("python - --token=secret", "python -"),
+            ("python -mpytest tests/", "python -mpytest"),
             ("postgres: ana idle", "postgres:"),
             ("'/tmp/not closed", "not"),
             ("", ""),

@@ -60,6 +60,8 @@ pub(super) struct Growth {
     pub confidence: f64,
     /// Time for which the memory grew, until now (ns); `None` if the growth may have ended.
     lasted_ns: Option<u64>,
+    /// Time of the failed request (ns), after which the program may have continued without growth; `u64::MAX` without one.
+    until_ns: u64,
     /// Tags that grow most, the largest first, or one path that contains many growing tags; each with the bytes by which it grew.
     names: Vec<(String, i64)>,
     /// Whether `names` is a path that contains many growing tags.
@@ -94,12 +96,13 @@ pub(super) fn growth(report: &Report<'_>, device: &Device, oom: Option<&Oom>) ->
     let counts = if points.axis == Axis::Minute && !is_one_pass { is_live } else { is_kept };
     let by_time = Course::over_time(report, device, oom, counts)
         .and_then(|course| course.judged(material, "second", seconds));
-    match (by_step, by_time) {
+    let growth = match (by_step, by_time) {
         (Some(by_step), Some(by_time)) if by_time.bytes as f64 > by_step.bytes as f64 * CLEARLY_LARGER => {
             Some(by_time)
         }
         (by_step, by_time) => by_step.or(by_time),
-    }
+    }?;
+    Some(Growth { until_ns: oom.map_or(u64::MAX, |oom| oom.time_ns), ..growth })
 }
 
 /// Returns whether memory of a cell is in use and not a parameter.
@@ -272,6 +275,7 @@ impl<'r> Course<'r> {
         Some(Growth {
             is_in_many: names.iter().any(|name| !tags.contains(name)),
             lasted_ns: self.lasted_ns(&judgement),
+            until_ns: u64::MAX,
             bytes,
             axis,
             over: over(&judgement)?,
@@ -375,11 +379,12 @@ impl Growth {
         format!("+{rate} per {} over {}", self.axis, plural(self.over, self.axis))
     }
 
-    /// Returns the rate, with the bytes that it adds in the whole life of the process.
+    /// Returns the rate, with the bytes that it adds in the whole life of the process, or until the failed request.
     fn whole(&self, device: &Device, used: i64) -> Rate {
         let points = &device.details.growth;
-        let units =
-            if points.axis.name() == self.axis { points.latest.0.saturating_add(1) } else { self.over };
+        let begun = points.points.iter().rev().find(|(_, time_ns)| *time_ns <= self.until_ns);
+        let last = begun.filter(|_| points.latest.1 > self.until_ns).unwrap_or(&points.latest);
+        let units = if points.axis.name() == self.axis { last.0.saturating_add(1) } else { self.over };
         let whole_bytes = self.bytes as f64 * units.max(self.over) as f64 / self.over.max(1) as f64;
         Rate { text: self.rate(), whole_bytes: (whole_bytes as i64).min(used) }
     }
@@ -536,6 +541,8 @@ mod tests {
         let oom = Oom { time_ns: 400_000_000, ..Oom::default() };
         let found = growth(&report, &run.devices[0], Some(&oom)).expect("it grows");
         assert_eq!((found.axis, found.names[0].0.as_str()), ("step", "history"));
+        let whole_bytes = found.whole(&run.devices[0], i64::MAX).whole_bytes;
+        assert_eq!(whole_bytes, 41 * 64_000_000, "of the steps until the failure");
     }
 
     /// A forward pass that takes ten seconds and does not fit, after steps that did not grow.
