@@ -1,6 +1,9 @@
 //! `gpumemctl report --since|--at|--between`, and `gpumemctl mark`.
 
-use crate::common::{FakeDaemon, Folder, failure, stdout};
+use crate::common::{FakeDaemon, Folder, failure, run_of, stdout};
+use gpumem_model::run::State;
+use gpumem_runs::requests::Piece;
+use gpumem_runs::store::{RunId, Store};
 use gpumem_wire::*;
 
 const MIB: u64 = 1 << 20;
@@ -136,4 +139,26 @@ fn a_mark_goes_to_the_daemon_and_says_how_to_use_it() {
     daemon.says("POST /v1/mark?name=x&job=j", 404, r#"{"error":"no process of job j uses a GPU"}"#);
     assert_eq!(failure(&folder.run(&["mark", "x", "--job", "j"])).0, 3);
     assert!(failure(&folder.run(&["mark", "x", "some"])).1.contains("a pid, or all"));
+}
+
+#[test]
+fn page_of_a_part_has_the_requests_of_that_part() {
+    let folder = Folder::new("window-requests");
+    let path = folder.path("runs.sqlite");
+    let mut store = Store::open(&path).expect("a store");
+    let mut run = run_of(7, "j", None);
+    run.state = State::Closed { time_ns: 9, status: None };
+    let life = format!("boot:7:{}", run.process.start_ticks);
+    let first = store.insert_part(&run, &life, 1).expect("saved");
+    let second = store.insert_part(&run, &life, 2).expect("saved");
+    // Another process has the same pid and start time after a restart of the machine.
+    let other = store.insert_part(&run, &life.replace("boot", "other"), 1).expect("saved");
+    store.add_requests(second, &[Piece { number: 0, first: 0, bytes: vec![0xff; 64] }]).expect("saved");
+    drop(store);
+    let is_damaged = |id: RunId| {
+        let page =
+            stdout(&folder.run(&["report", &id.to_string(), "--html", "--store", &path.to_string_lossy()]));
+        page.contains("the page may lack single blocks")
+    };
+    assert_eq!([first, second, other].map(is_damaged), [false, true, false]);
 }

@@ -10,7 +10,7 @@ use gpumem_model::run::{Caveat, Clock, Run, State};
 use gpumem_model::time;
 use gpumem_model::window::{self, Window, WindowKind};
 use gpumem_runs::requests::add_blocks;
-use gpumem_runs::store::{RunSummary, Store};
+use gpumem_runs::store::{RunId, RunSummary, Store};
 
 /// Number of parts of a run that are joined, the newest ones: about two months of a server.
 const MOST_PARTS: usize = 64;
@@ -128,19 +128,13 @@ pub(crate) fn join_parts(one: &mut One, args: &Args) -> Result<Vec<(String, u64,
     Ok(spans)
 }
 
-/// Adds the single blocks of a stored run's window, from the requests that the daemon kept with the run.
+/// Adds the single blocks of a stored run or of its window, from the requests that the daemon kept with the run.
 pub(super) fn add_kept_blocks(one: &mut One, args: &Args) -> Result<()> {
-    let life = format!(":{}:{}", one.run.process.pid, one.run.process.start_ticks);
-    let is_of = |summary: &RunSummary| summary.source_kind == "daemon" && life_of(summary).ends_with(&life);
-    let until_ns = one.window.map_or(u64::MAX, |window| window.to_ns);
     let stores = if one.run.source.kind == "daemon" { args.source.store.all_readable()? } else { Vec::new() };
     for store in stores.iter().filter_map(|path| Store::open_read_only(path).ok()) {
-        let mut parts: Vec<RunSummary> = store.list()?.into_iter().filter(is_of).collect();
-        parts.sort_by_key(|summary| summary.part);
-        // Each part of a long life has its own requests. The blocks are those of the part in which the window ends.
-        let at = parts.iter().position(|summary| summary.last_ns >= Some(until_ns));
-        let Some(part) = at.map_or(parts.last(), |at| parts.get(at)) else { continue };
-        let pieces = store.requests(part.id)?;
+        let summaries = store.list()?;
+        let Some(part) = part_with_requests(&summaries, one) else { continue };
+        let pieces = store.requests(part)?;
         if let Err(damaged) = add_blocks(&mut one.run, pieces.iter().map(Vec::as_slice), one.window.as_ref())
         {
             let text = format!("{damaged}: the page may lack single blocks");
@@ -149,6 +143,23 @@ pub(super) fn add_kept_blocks(one: &mut One, args: &Args) -> Result<()> {
         break;
     }
     Ok(())
+}
+
+/// Returns the stored part of a process's life whose requests are shown, because each part has its own: the part in which the window
+/// ends, without a window the run itself, else the newest part.
+fn part_with_requests(summaries: &[RunSummary], one: &One) -> Option<RunId> {
+    let end = format!(":{}:{}", one.run.process.pid, one.run.process.start_ticks);
+    let is_of = |summary: &&RunSummary| summary.source_kind == "daemon" && life_of(summary).ends_with(&end);
+    let own = summaries.iter().filter(is_of).find(|summary| one.id == Some(summary.id.to_string()));
+    // After a restart of the machine, another process may have the same pid and start time.
+    let life = life_of(own.or_else(|| summaries.iter().find(is_of))?);
+    let mut parts: Vec<&RunSummary> =
+        summaries.iter().filter(is_of).filter(|part| life_of(part) == life).collect();
+    parts.sort_by_key(|summary| summary.part);
+    let of_window =
+        |window: Window| parts.iter().copied().find(|summary| summary.last_ns >= Some(window.to_ns));
+    let part = if let Some(window) = one.window { of_window(window) } else { own };
+    part.or(parts.last().copied()).map(|summary| summary.id)
 }
 
 /// Returns the uid of the first part of a life, which identifies the life.
