@@ -1,6 +1,6 @@
 //! `gpumemctl why [PID|RUN|FILE]`: what to change so that a program uses less memory.
 
-use super::report::{Found, What, array, found, join_parts, report, stored_runs_of_job};
+use super::report::{Found, What, array, found, join_parts, report, stored_runs_beside};
 use super::whatif;
 use crate::args::{Report as Args, Why};
 use crate::client::{Daemon, RunReply, RunSelector};
@@ -55,18 +55,16 @@ fn advised(
     Ok(if args.json { advice::json(&report, &advice) } else { advice::text(&report, &advice) })
 }
 
-/// Returns the live processes that a live process has started. For an ended process, returns the other ended ones of its job, because
-/// the store does not have their parents.
+/// Returns the live processes that a live process has started. For an ended process, returns the other ended ones of its job that ran
+/// at the same time, because the store does not have their parents.
 fn children(run: &Run, args: &Why) -> Vec<Run> {
     let pid = run.process.pid;
     let is_live = run.state == State::Open;
-    let found = match (is_live, run.process.claims.get("job")) {
-        (true, _) => {
-            let daemon = Daemon::find(args.source.socket.as_deref()).ok();
-            daemon.and_then(|daemon| daemon.runs(RunSelector::Tree(pid)).ok())
-        }
-        (false, Some(job)) => stored_runs_of_job(job, &args.source.store).ok(),
-        (false, None) => None,
+    let found = if is_live {
+        let daemon = Daemon::find(args.source.socket.as_deref()).ok();
+        daemon.and_then(|daemon| daemon.runs(RunSelector::Tree(pid)).ok())
+    } else {
+        stored_runs_beside(run, &args.source.store).ok()
     };
     let runs = found.unwrap_or_default().into_iter().map(|RunReply { run, .. }| run);
     runs.filter(|child| child.process.pid != pid && (child.state == State::Open) == is_live).collect()

@@ -2,7 +2,7 @@
 
 use crate::common::{FakeDaemon, Folder, failure, run_of, stdout};
 use gpumem_model::control::{DeviceRow, HiddenRun, ProcessRow, Ps};
-use gpumem_model::run::{Run, State};
+use gpumem_model::run::{Clock, Moment, Run, State};
 use gpumem_runs::store::Store;
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -69,6 +69,32 @@ fn a_job_that_is_over_is_told_from_the_store() {
     let (code, why) = failure(&folder.run(&["job", "ernie", "--store", &path.to_string_lossy()]));
     let searched = format!("no job ernie: searched {}; there are: bert", path.display());
     assert!(code == 3 && why.contains(&searched), "{why}");
+}
+
+#[test]
+fn why_counts_idle_processes_of_the_same_launch_only() {
+    let folder = Folder::new("job-why");
+    let path = folder.path("runs.sqlite");
+    let mut store = Store::open(&path).expect("a store");
+    let run = |pid: u32, begun_s: i64, is_idle: bool| {
+        let mut run = run_of(pid, "bert", None);
+        run.clock = Clock::Monotonic { wall_offset_ns: Some(begun_s * 1_000_000_000) };
+        (run.state, run.coverage.covered) = (ENDED, true);
+        let device = &mut run.devices[0];
+        if is_idle {
+            let untrackable_bytes = Some(500 << 20);
+            let (tracked_bytes, predates_bytes) = (Some(0), Some(0));
+            let moment = Moment { tracked_bytes, predates_bytes, untrackable_bytes, ..Moment::default() };
+            (device.peak, device.last) = (moment.clone(), moment);
+        }
+        run
+    };
+    for (life, run) in [run(7, 90_000, false), run(8, 90_000, true), run(9, 500, true)].iter().enumerate() {
+        store.insert(run, &format!("boot:{life}")).expect("saved");
+    }
+    drop(store);
+    let text = stdout(&folder.run(&["why", "r1", "--store", &path.to_string_lossy()]));
+    assert!(text.contains("contexts of pid 8, which"), "{text}");
 }
 
 #[test]

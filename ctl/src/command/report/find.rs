@@ -8,7 +8,8 @@ use crate::when::now_ns;
 use anyhow::Result;
 use gpumem_import::{read_file, read_with_blocks};
 use gpumem_model::run::{Clock, Run, State};
-use gpumem_model::window::Window;
+use gpumem_model::units::signed;
+use gpumem_model::window::{self, Window};
 use gpumem_report::oom::at::TimeWindow;
 use gpumem_report::text::escape;
 use gpumem_runs::input::Input;
@@ -112,9 +113,25 @@ fn stored_run_of_pid(pid: u32, args: &Args) -> Result<Option<Found>> {
 
 /// Returns the 1,024 newest stored runs of a job; empty if the store does not exist.
 pub(crate) fn stored_runs_of_job(job: &str, store: &StorePath) -> Result<Vec<RunReply>> {
+    runs_of_job(job, Filter::default(), store)
+}
+
+/// Returns the stored runs of a run's job at the same time, itself included: a later launch may have the same name. Empty if the job
+/// or the time is unknown, or if the store does not exist.
+pub(crate) fn stored_runs_beside(run: &Run, store: &StorePath) -> Result<Vec<RunReply>> {
+    let (Some(job), Some((first_ns, last_ns))) = (run.process.claims.get("job"), window::span(run)) else {
+        return Ok(Vec::new());
+    };
+    let Clock::Monotonic { wall_offset_ns: Some(offset_ns) } = run.clock else { return Ok(Vec::new()) };
+    let wall_ns = |time_ns: u64| Some(signed(time_ns).saturating_add(offset_ns));
+    let filter = Filter { since_ns: wall_ns(first_ns), until_ns: wall_ns(last_ns), ..Filter::default() };
+    runs_of_job(job, filter, store)
+}
+
+fn runs_of_job(job: &str, filter: Filter, store: &StorePath) -> Result<Vec<RunReply>> {
     const MOST: usize = 1024;
     let Some(store) = open(store)? else { return Ok(Vec::new()) };
-    let filter = Filter { job: Some(job.to_owned()), limit: Some(MOST), ..Filter::default() };
+    let filter = Filter { job: Some(job.to_owned()), limit: Some(MOST), ..filter };
     // If the life of a process is stored in several parts, only the newest part counts.
     let counts = |run: &RunSummary| run.source_kind == "daemon" && !matches!(run.state, State::Rolled { .. });
     let runs = store.select(&filter)?.into_iter().map(|selected| selected.run).filter(counts);
