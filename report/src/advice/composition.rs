@@ -247,9 +247,13 @@ fn gradient_buckets(device: &Device, parts: &Parts<'_>) -> Option<Item> {
     let gradients = parts.gradients.saturating_add(parts.buckets);
     let is_twice = parts.parameters > 0 && gradients as f64 > parts.parameters as f64 * TWO_GRADIENTS;
     (is_twice && parts.is_large(gradients)).then(|| {
-        let change = "Pass gradient_as_bucket_view=True to DistributedDataParallel, if the program uses it";
+        let change = "If the program uses DistributedDataParallel, pass gradient_as_bucket_view=True to it";
         let item = Item::new(Kind::GradientBuckets, Memory::Gradients, device, change);
-        let formula = format!("{} of gradients for {} of parameters", mib(gradients), mib(parts.parameters));
+        let formula = format!(
+            "{} of gradients for {} of parameters: gradients seem to be held twice",
+            mib(gradients),
+            mib(parts.parameters)
+        );
         let doubled = (gradients - parts.parameters).min(parts.parameters);
         item.estimated([doubled, parts.parameters], formula)
     })
@@ -380,7 +384,7 @@ fn checkpointing(device: &Device, parts: &Parts<'_>) -> Option<Item> {
     let share = sum(inside).saturating_mul(100).checked_div(parts.parameters);
     let again = match share.filter(|share| *share > 0) {
         Some(share) => {
-            format!("about {share} % of the forward pass runs twice, their share of the parameters")
+            format!("about {share} % of the forward pass runs twice (their share of the parameters)")
         }
         None => "how much of the forward pass runs twice is unknown".to_owned(),
     };
@@ -411,7 +415,7 @@ fn kept_gradients(device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -> Opti
     let item = Item::new(Kind::KeptGradients, Memory::Activations, device, change);
     let least = bytes.min(parts.activations);
     let formula = format!(
-        "{} of gradients of the step before; no more than the activations if these are fewer",
+        "{} of gradients from the previous step; at most the activations, if these are smaller",
         mib(bytes)
     );
     is_material(bytes, parts.used).then(|| item.estimated([least, bytes], formula))

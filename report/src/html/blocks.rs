@@ -77,8 +77,8 @@ pub(super) fn blocks(context: Context<'_>, device: &Device) -> Option<impl Seria
 
 /// Returns a sentence that says how to get single blocks, for a run that a daemon stored without them.
 pub(super) fn why_none(context: Context<'_>, device: &Device) -> Option<&'static str> {
-    const WHY: &str = "This page has no single blocks. It has them for processes whose requests the daemon keeps (keep_requests = true below \
-                       [runs] in gpumemd.toml), and for recordings: gpumemctl run --record FILE -- COMMAND, then gpumemctl report FILE --html.";
+    const WHY: &str = "This page has no single blocks. The page of one process has them if the daemon keeps its requests (keep_requests = true below \
+                       [runs] in gpumemd.toml), or if it is made from a recording: gpumemctl run --record FILE -- COMMAND, then gpumemctl report FILE --html.";
     let Context { report, limits, .. } = context;
     let is_in_blocks =
         |&(cell, _): &(u32, i64)| report.cell(cell).is_some_and(|cell| cell.class == Class::Block);
