@@ -51,7 +51,7 @@ struct Parts<'r> {
     /// Parameters for which a first optimizer step makes state: at most as many bytes as there are gradients, because frozen
     /// parameters have none. All parameters if no gradients are known.
     trained: i64,
-    /// Whether an optimizer whose name says that it has 8-bit state made memory.
+    /// Whether an optimizer with 8-bit state, by its name, made memory.
     has_small_state: bool,
     /// Whether the failed request was made under `torch.no_grad()`, or the program never ran a backward pass.
     is_inference: bool,
@@ -434,7 +434,7 @@ fn optimizer(device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -> Vec<Item>
         false => (parts.optimizer, "the state at that time"),
     };
     if is_of_second_optimizer(parts.optimizer, earlier) {
-        let change = "Delete the first optimizer before the second one's first step";
+        let change = "If a second optimizer follows, delete the first one before the second one's first step";
         let item = Item::new(Kind::OptimizerState, Memory::OptimizerState, device, change);
         let formula = format!("{} of optimizer state in earlier steps", mib(earlier));
         items.push(item.estimated([earlier; 2], formula));

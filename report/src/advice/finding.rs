@@ -67,7 +67,7 @@ pub(super) fn items(
 
 /// Returns the change for memory that grows.
 fn growth(device: &Device, oom: Option<&Oom>, finding: &Finding) -> Item {
-    // The record of a failed request tells whether gradients were enabled; those of blocks do not.
+    // Whether gradients were enabled is recorded for failed requests only.
     let is_without_gradients = oom.is_some_and(|oom| oom.phase.as_deref() == Phase::Evaluation.name());
     let is_graph = finding.is_in_many && !is_without_gradients;
     let structure = finding.structures.first().map(String::as_str).unwrap_or_default();

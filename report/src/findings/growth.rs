@@ -130,28 +130,36 @@ fn seconds(judgement: &Judgement) -> Option<u64> {
 /// Returns the growth of the unused memory of pools until `oom`, or until the last moment.
 pub(super) fn idle(report: &Report<'_>, device: &Device, oom: Option<&Oom>) -> Option<Growth> {
     let material = (most_used_until(device, oom) as f64 * MATERIAL_SHARE).max(MATERIAL_BYTES);
-    beside(&device.details.growth, &device.details.growth.slack, material, 0).or_else(|| {
+    let points = &device.details.growth;
+    let until_ns = oom.map_or(u64::MAX, |oom| oom.time_ns);
+    beside(points, &points.slack, until_ns, (material, 0)).or_else(|| {
         let course = Course::over_time(report, device, oom, |cell| cell.class == Class::PoolIdle)?;
         course.judged(material, "second", seconds)
     })
 }
 
-/// Returns the growth of an amount at the points of `points` that is not part of the memory in use. Growth over fewer than
-/// `least_passes` forward passes does not count.
-fn beside(points: &Points, amounts: &[i64], material: f64, least_passes: u64) -> Option<Growth> {
+/// Returns the growth of an amount at those points of `points` until `until_ns` that is not part of the memory in use. Growth over
+/// fewer than `least_passes` forward passes does not count.
+fn beside(
+    points: &Points,
+    amounts: &[i64],
+    until_ns: u64,
+    (material, least_passes): (f64, u64),
+) -> Option<Growth> {
     if amounts.is_empty() {
         return None;
     }
+    let begun = points.points.partition_point(|(_, time_ns)| *time_ns <= until_ns);
     let first_ns = points.points.first()?.1;
     let is_timed = points.axis == Axis::Minute;
     let position = |&(index, time_ns): &(u64, u64)| match is_timed {
         true => time_ns.saturating_sub(first_ns) as f64 / 1e9,
         false => index as f64,
     };
-    let (times_ns, positions) = points.points.iter().map(|point| (point.1, position(point))).unzip();
+    let (times_ns, positions) =
+        points.points.iter().take(begun).map(|point| (point.1, position(point))).unzip();
     let mut course = Course::new(times_ns, positions);
-    course.whole.clear();
-    course.whole.extend(amounts);
+    course.whole = amounts.iter().take(begun).copied().collect();
     match is_timed {
         true => course.judged(material, "second", seconds),
         false => course.judged(material, points.axis.name(), |judged| steps(points, judged, least_passes)),
@@ -433,7 +441,7 @@ pub(super) fn finding(report: &Report<'_>, device: &Device) -> Option<Finding> {
 pub(super) fn pinned(report: &Report<'_>, device: &Device) -> Option<Finding> {
     let used = most_used(device).unwrap_or(0);
     let points = &device.details.growth;
-    let growth = beside(points, &points.pinned, MATERIAL_PINNED_BYTES, LEAST_PASSES)?;
+    let growth = beside(points, &points.pinned, u64::MAX, (MATERIAL_PINNED_BYTES, LEAST_PASSES))?;
     let held = points.pinned.last().copied().unwrap_or(0);
     let rate = growth.whole(device, held);
     let by_tag = |cells: &[(u32, i64)]| {
@@ -535,6 +543,7 @@ mod tests {
             latest: (100, 1_000_000_000),
             named: (0..100).map(bytes).collect(),
             cells: vec![(0, (0..100).map(bytes).collect())],
+            slack: (0..100).map(bytes).collect(),
             ..Points::default()
         };
         let report = Report::new(&run, crate::rules::Groupings::default(), None);
@@ -543,6 +552,8 @@ mod tests {
         assert_eq!((found.axis, found.names[0].0.as_str()), ("step", "history"));
         let whole_bytes = found.whole(&run.devices[0], i64::MAX).whole_bytes;
         assert_eq!(whole_bytes, 41 * 64_000_000, "of the steps until the failure");
+        let unused = |oom| idle(&report, &run.devices[0], oom).map(|growth| growth.over);
+        assert_eq!(unused(Some(&oom)), Some(found.over), "unused memory, too");
     }
 
     /// A forward pass that takes ten seconds and does not fit, after steps that did not grow.

@@ -26,7 +26,7 @@ const LEAST_GROWTH: i64 = 1 << 20;
 const ACTIVATIONS: &str = "activations";
 /// Category of the optimizers' state.
 const OPTIMIZER_STATE: &str = "optimizer state";
-/// Growth of the optimizers' state, as a factor of its level in earlier steps, that only a second optimizer makes.
+/// Growth of the optimizers' state, as a factor of its level in earlier steps, from which a second optimizer is likely.
 const SECOND_STATE: f64 = 1.2;
 
 /// Data of a failed request, for finding its causes.
@@ -58,7 +58,7 @@ pub(crate) fn state_of_earlier_steps(device: &Device) -> i64 {
         .unwrap_or(0)
 }
 
-/// Returns whether `bytes` of optimizer state are so many more than in earlier steps that a second optimizer made them.
+/// Returns whether `bytes` of optimizer state are so many more than in earlier steps that a second optimizer is likely.
 pub(crate) fn is_of_second_optimizer(bytes: i64, earlier: i64) -> bool {
     earlier > 0 && bytes as f64 > earlier as f64 * SECOND_STATE
 }
@@ -248,8 +248,8 @@ impl<'r> Request<'r> {
         self.device.details.ooms.iter().rev().find(near).map(of)
     }
 
-    /// Returns the finding that activations of many steps are kept, because no backward pass frees them. Older runs do not have the
-    /// number of passes, so nothing is known of them.
+    /// Returns the finding that activations of many steps are kept, because no backward pass frees them. Older runs lack the
+    /// number of passes, so they have no such finding.
     fn no_backward(&self, report: &Report<'_>) -> Option<Finding> {
         let is_activation = |cell: &Cell| cell.role.as_deref() == Role::Activation.name();
         let bytes = held(report.run, &self.moment()?.amounts, is_activation);
