@@ -338,8 +338,12 @@ fn activations(device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -> Vec<Ite
         items.push(item.estimated([0, bytes], format!("{} of activations of this model", mib(bytes))));
     }
     if let Some((tag, bytes, asked)) = large_output(parts, oom).filter(|(_, bytes, _)| has_share(*bytes)) {
-        let change =
-            "Compute the output of {0} and its loss in chunks of the rows, each with its backward pass";
+        let change = match parts.is_inference {
+            false => {
+                "Compute the output of {0} and its loss in chunks of the rows, each with its backward pass"
+            }
+            true => "Compute the output of {0} only for the rows that are needed, or in chunks of the rows",
+        };
         let item = Item::new(Kind::LargeOutput, Memory::Activations, device, change).named(tag);
         let beside = parts.short_lived.saturating_add(asked);
         let formula = format!(

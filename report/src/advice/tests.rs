@@ -224,14 +224,18 @@ fn checkpointing_has_the_share_of_the_forward_pass_that_runs_twice() {
 }
 
 #[test]
-fn only_training_accumulates_gradients() {
+fn inference_has_no_gradients_and_no_backward_pass() {
     let mut run = holding(&[(Role::Activation, "Net/a", 12)]);
-    let mut change = |phase: Phase| {
+    let mut change = |kind, phase: Phase| {
         run.devices[0].details.ooms[0].phase = phase.name().map(Into::into);
-        of_kind(&run, Kind::BatchSize).expect("advice").change
+        of_kind(&run, kind).expect("advice").change
     };
-    assert!(change(Phase::Forward).contains("accumulate gradients"));
-    assert!(!change(Phase::Evaluation).contains("accumulate gradients"));
+    for kind in [Kind::BatchSize, Kind::LargeOutput] {
+        let is_of_training =
+            |change: String| change.contains("gradients") || change.contains("backward pass");
+        assert!(is_of_training(change(kind, Phase::Forward)), "{kind:?}");
+        assert!(!is_of_training(change(kind, Phase::Evaluation)), "{kind:?}");
+    }
 }
 
 #[test]
