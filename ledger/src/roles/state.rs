@@ -166,6 +166,8 @@ pub(crate) struct RestatedBlock {
     pub list: List,
     pub pool: u32,
     pub address: u64,
+    /// The sender's number of the block's stream; 0 if it is unknown.
+    pub stream: u16,
 }
 
 #[derive(Debug, Default)]

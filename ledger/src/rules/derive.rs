@@ -475,7 +475,8 @@ impl Holdings {
                     let Some(row) = self.pools[entry.pool as usize].blocks.get(entry.address) else {
                         continue;
                     };
-                    born.push(RestatedBlock { seq: row.seq, list, pool: entry.pool, address: entry.address });
+                    let Entry { pool, address, stream, .. } = entry;
+                    born.push(RestatedBlock { seq: row.seq, list, pool, address, stream });
                 }
             }
         }
@@ -495,7 +496,7 @@ impl Holdings {
     }
 
     fn replay_birth(&mut self, born: &RestatedBlock) {
-        let RestatedBlock { seq, list, pool, address } = *born;
+        let RestatedBlock { seq, list, pool, address, stream } = *born;
         let row = self.pools[pool as usize].blocks.get(address).copied();
         let Some(row) = row.filter(|row| row.seq == seq && !row.is(Row::EXACT | Row::PENDING)) else {
             return;
@@ -513,7 +514,7 @@ impl Holdings {
         }
         let roles = &mut self.roles[usize::from(row.book)];
         let guess = roles.likely_role(list);
-        let at = roles.undecided.add(list, guess, (pool, address), row.bytes, 0);
+        let at = roles.undecided.add(list, guess, (pool, address), row.bytes, stream);
         self.derive(Extent::Block(pool, address), row, guess);
         if let Some(row) = self.pools[pool as usize].blocks.get_mut(address) {
             row.owner = at;

@@ -268,9 +268,8 @@ impl Holdings {
         let is_born = !restated && !stamp.flags.has(Flags::OLDER);
         let (role, list) = if is_born { self.role_at_birth(book, stamp, use_as) } else { (use_as.0, None) };
         let pool = &mut self.pools[index as usize];
-        if let Some(request) = Request::of(stamp) {
-            pool.streams |= 1 << request.stream.min(63);
-        }
+        let stream = Request::of(stamp).map(|request| request.stream);
+        pool.streams |= stream.map_or(0, |stream| 1 << stream.min(63));
         let booked = if pool.backed_bytes == pool.segment_bytes && !self.unseen_segments {
             pool.segment_bytes > 0 // all segments are booked
         } else {
@@ -293,7 +292,7 @@ impl Holdings {
         let exact = if use_as.0 == Role::Unknown { 0 } else { Row::EXACT | Row::BORN_EXACT };
         let owner = match list {
             Some(list) => {
-                let stream = Request::of(stamp).map_or(0, |request| request.stream);
+                let stream = stream.unwrap_or_default();
                 self.roles[usize::from(book)].undecided.add(list, role, (index, address), bytes, stream)
             }
             None => NOT_LISTED,
@@ -311,7 +310,8 @@ impl Holdings {
         };
         pool.blocks.insert(address, row);
         if let Some(list) = list_of(use_as.1).filter(|_| restated && exact == 0) {
-            self.restated.push(RestatedBlock { seq: stamp.seq, list, pool: index, address });
+            let stream = stream.unwrap_or_default();
+            self.restated.push(RestatedBlock { seq: stamp.seq, list, pool: index, address, stream });
         }
         let has_children = pool.has_children;
         if has_children && bytes >= LARGE_BYTES {

@@ -71,6 +71,26 @@ impl Train {
         self
     }
 
+    /// Restates all live memory, with a gradient whose record was the last but one and did not arrive.
+    fn restate_with_lost_gradient(&mut self, bytes: u64) {
+        let block = |address: u64, bytes: u64| Body::BlockAlloc {
+            address,
+            bytes,
+            pool: POOL,
+            use_as: (Role::Unknown, Backward),
+        };
+        let (live, lost) = (self.live.values().copied().collect::<Vec<_>>(), self.s.seq - 1);
+        self.s.resync(live.len() as u64 + 4, |s| {
+            let (memory, owner) = (MemoryKind::Device, PoolOwner::Framework);
+            s.restate(1, Body::PoolCreate { pool: POOL, parent: 0, reports_blocks: 1, owner });
+            s.restate(2, Body::AllocEnd { address: 1 << 40, bytes: 1 << 34, pool: 0, took_us: 0, memory });
+            s.restate(3, Body::SegmentAdd { address: 1 << 40, bytes: 1 << 34, pool: POOL });
+            // The ledger knows these blocks, so their bytes do not matter.
+            live.iter().for_each(|(address, seq)| s.restate(*seq, block(*address, 1)));
+            s.restate(lost, block((1 << 40) + (1 << 33), bytes));
+        });
+    }
+
     fn phase(&mut self, phase: Phase) -> &mut Self {
         self.s.stamp.thread = MAIN;
         self.s.say(Body::PhaseBegin { phase });
@@ -381,23 +401,32 @@ fn a_workspace_is_known_by_its_size_and_its_age() {
 
 #[test]
 fn each_stream_has_workspaces_of_its_own() {
-    let mut t = Train::new();
-    t.born("w", 100, Setup).retag("w", Role::Parameter);
-    t.s.stamp.flags = Flags::REQUEST;
-    for (stream, [forward, backward]) in
-        [["a", "b"], ["c", "d"], ["e", "f"], ["g", "h"], ["i", "j"]].iter().enumerate()
-    {
-        t.s.stamp.context = stream as u32;
-        t.born(forward, HOPPER, Forward).born(backward, HOPPER, Backward);
-    }
-    t.s.stamp.flags = Flags::default();
-    t.born("grad", 100, Backward);
-    for _ in 0..4 {
+    for loses_a_record in [false, true] {
+        let mut t = Train::new();
+        t.born("w", 100, Setup).retag("w", Role::Parameter);
+        t.s.stamp.flags = Flags::REQUEST;
+        for (stream, [forward, backward]) in
+            [["a", "b"], ["c", "d"], ["e", "f"], ["g", "h"], ["i", "j"]].iter().enumerate()
+        {
+            t.s.stamp.context = stream as u32;
+            t.born(forward, HOPPER, Forward).born(backward, HOPPER, Backward);
+        }
+        t.s.stamp.flags = Flags::default();
+        if loses_a_record {
+            t.s.seq += 1;
+        }
+        t.born("grad", 100, Backward);
+        if loses_a_record {
+            t.restate_with_lost_gradient(50);
+        }
+        for _ in 0..4 {
+            t.optimize(|_| ());
+            t.free("grad").born("act", 10, Forward).born("grad", 100, Backward).free("act");
+        }
         t.optimize(|_| ());
-        t.free("grad").born("act", 10, Forward).born("grad", 100, Backward).free("act");
+        let gradients = if loses_a_record { 150 } else { 100 };
+        assert_eq!(t.now(), format!("Parameter 100 Gradient {gradients} Workspace {}", 10 * HOPPER));
     }
-    t.optimize(|_| ());
-    assert_eq!(t.now(), format!("Parameter 100 Gradient 100 Workspace {}", 10 * HOPPER));
 }
 
 /// The list of a late agent may come in the middle of a pass.
