@@ -28,8 +28,9 @@ pub fn add_blocks<'a>(
     let from_ns = from_ns.max(booking.state_ns);
     let shown = Window { part: WindowKind::Between, from_ns, to_ns: until_ns, exact: true };
     for booked in booking.builder.runs(false) {
+        // The run may have been cut to one of several devices.
+        let is_only = (run.devices.len(), booked.devices.len()) == (1, 1);
         for mut device in booked.devices {
-            let is_only = run.devices.len() == 1;
             let is_same = |own: &Device| is_only || has_pool_of(own, &device);
             let Some(at) = run.devices.iter().position(is_same) else { continue };
             let blocks = &mut device.details.blocks;

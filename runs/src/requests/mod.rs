@@ -64,6 +64,7 @@ mod tests {
         seq: u64,
         time_ns: u64,
         records: Texts,
+        device: u8,
         /// Takes the records, too, if it is there.
         builder: Option<RunBuilder>,
     }
@@ -87,7 +88,7 @@ mod tests {
         fn say(&mut self, stamp: Stamp, body: Body<'_>) {
             self.seq += 1;
             self.time_ns += 3 * TICK_NS;
-            let stamp = Stamp { seq: self.seq, time_ns: self.time_ns, device: 0, ..stamp };
+            let stamp = Stamp { seq: self.seq, time_ns: self.time_ns, device: self.device, ..stamp };
             self.log.observe(&stamp, &body);
             self.records.observe(Origin::Process(KEY), &Record { stamp, body });
             if let Some(builder) = &mut self.builder {
@@ -374,6 +375,35 @@ mod tests {
         assert!(blocks.from_ns >= from_ns && blocks.to_ns <= to_ns);
         let (_, at) = trained(false, Some(Window { part: WindowKind::At, from_ns: to_ns, ..window }));
         assert_eq!(at.devices[0].details.blocks.steps.len(), 3, "all steps until then");
+    }
+
+    #[test]
+    fn run_cut_to_one_device_has_the_blocks_of_that_device() {
+        let mut reporter = Reporter { builder: Some(new_run()), ..Reporter::default() };
+        let claims = "host=a\n";
+        let hello = Body::Hello { start_ticks: 1, versions: 0, capabilities: 0, instance: 1, claims };
+        reporter.say(Stamp::default(), hello);
+        reporter.say(Stamp { tag: 1, ..Stamp::default() }, Body::Tag { path: POOL_NAME });
+        let devices = [(0, 0x7000_0001, 1 << 40), (1, 0x7000_0002, 1 << 41)];
+        for (device, pool, address) in devices {
+            reporter.device = device;
+            let (bytes, memory, owner) = (2 << 20, MemoryKind::Device, PoolOwner::Framework);
+            let create = Body::PoolCreate { pool, parent: 0, reports_blocks: 1, owner };
+            reporter.say(Stamp { tag: 1, ..Stamp::default() }, create);
+            reporter.say(Stamp::default(), Body::AllocEnd { address, bytes, pool: 0, took_us: 1, memory });
+            reporter.say(Stamp::default(), Body::SegmentAdd { address, bytes, pool });
+            let use_as = (Role::Unknown, Phase::Unknown);
+            reporter.say(Stamp::default(), Body::BlockAlloc { address, bytes: 1 << 20, pool, use_as });
+        }
+        let piece = reporter.log.take(LIMITS).expect("requests");
+        let run = reporter.builder.take().map(|mut builder| builder.runs(false).remove(0)).expect("a run");
+        for (index, (.., address)) in devices.into_iter().enumerate() {
+            let mut one = Run { devices: vec![run.devices[index].clone()], ..run.clone() };
+            one.devices[0].details.blocks = Blocks::default();
+            add_blocks(&mut one, [piece.bytes.as_slice()], None).expect("a valid stream");
+            let blocks: Vec<u64> = shown(&one).0.iter().map(|(_, block)| block.address).collect();
+            assert_eq!(blocks, [address]);
+        }
     }
 
     proptest! {
