@@ -343,6 +343,16 @@ fn a_backward_hook_has_the_name_of_its_module() {
             image.put(argument(number), OBJECTS[1]);
             assert_eq!(of_hook(&image), Some(("Root.3".to_owned(), Phase::Backward)), "{number} {layout:?}");
         }
+        if let Some((owner, first)) = layout.owner {
+            // The hook is called by C code.
+            let between = FRAMES + COUNT as u64 * FRAME_BYTES;
+            let owner = between + u64::from(owner);
+            image.put(owner & !7, u64::from(first) << (8 * (owner % 8)));
+            image.put(between + u64::from(layout.previous), FRAMES + FRAME_BYTES);
+            image.put(FRAMES + u64::from(layout.previous), between);
+            assert_eq!(of_hook(&image), Some(("Root.3".to_owned(), Phase::Backward)), "{layout:?}");
+            image.put(FRAMES + u64::from(layout.previous), FRAMES + FRAME_BYTES);
+        }
         // PyTorch's function itself has no module.
         register(work, CodeKind::ModuleHook);
         register(call, CodeKind::Nothing);

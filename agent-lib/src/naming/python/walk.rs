@@ -217,8 +217,9 @@ impl<M: Memory> NameSearch<'_, M> {
     #[cold]
     #[inline(never)]
     fn module_of_hook(&self, state: u64, caller: Pointer) -> Option<u32> {
-        let callers = self.reader.frames(state).skip(1);
-        let (hook, _) = self.reader.frames(state).zip(callers).find(|(_, outer)| *outer == caller)?;
+        // C code between the two, such as a partial function, has a frame of the interpreter.
+        let frames = || self.reader.frames(state).filter(|frame| !self.reader.internal(*frame));
+        let (hook, _) = frames().zip(frames().skip(1)).find(|(_, outer)| *outer == caller)?;
         HOOK_ARGUMENTS.into_iter().find_map(|slot| {
             let object = Pointer::new(self.reader.local(hook, slot)?)?;
             let is_module = self.modules.has(object.address());
