@@ -356,7 +356,7 @@ fn memory_limits(device: &DeviceStatus, out: &mut Findings<'_>) {
     let Some(fact) = device.facts.get("memory_limits") else { return };
     for entry in fact.split('\t') {
         if let Some((UNREADABLE, group)) = entry.split_once(' ') {
-            let text = format!("the limit of control group {group}: whether it has one is unknown");
+            let text = format!("the memory limit of a control group cannot be read: {group}");
             out.add(Check::GpuLimits, State::Ok, text, None);
             continue;
         }
