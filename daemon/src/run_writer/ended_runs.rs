@@ -55,6 +55,11 @@ impl EndedRuns {
         lock(&self.0).iter().find(of).map(|ended| ended.id)
     }
 
+    /// Removes all runs, because a new store gives their ids to other runs.
+    pub(super) fn clear(&self) {
+        lock(&self.0).clear();
+    }
+
     /// Adds a run that has been written, if it is that of an ended process.
     pub(super) fn add(&self, id: RunId, run: &Run) {
         if !matches!(run.state, State::Closed { .. }) || self.id_of(key_of(run)).is_some() {

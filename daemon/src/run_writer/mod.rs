@@ -529,6 +529,7 @@ impl WriterThread {
                 return Err(error);
             }
             let aside = damaged_store::set_aside(&self.path, &error)?;
+            self.shared.ended.clear();
             self.shared.stats.add(Count::StoreSetAside, 1);
             lock(&self.shared.status).set_aside = Some(aside);
         }

@@ -72,7 +72,9 @@ pub(super) async fn answer(
 
 /// Returns the stored run of one of the processes that ended last.
 async fn ended(context: &ViewContext, key: ProcessKey) -> Option<Run> {
-    context.run_writer.load(context.run_writer.ended().id_of(key)?).await
+    let run = context.run_writer.load(context.run_writer.ended().id_of(key)?).await;
+    // If the store's file was replaced, another run may have the id.
+    run.filter(|run| (run.process.pid, run.process.start_ticks) == (key.pid, key.start_ticks))
 }
 
 fn render(mut run: Run, shown: &ViewSettings, format: fn(&Report<'_>, bool) -> String) -> String {

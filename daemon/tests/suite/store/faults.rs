@@ -146,9 +146,13 @@ fn a_store_that_stands_still_costs_bounded_memory_and_holds_nobody_up() {
 fn a_file_that_cannot_be_read_or_written_is_set_aside_once() {
     let scratch = Scratch::new();
     let (daemon, control) = faulty(&scratch, "");
+    let mut ending = daemon.agent();
+    assert!(ending.allocate());
+    ending.end();
+    wait_for("the ended run", || (daemon.ended() == ["r1"]).then_some(()));
     let mut agent = daemon.agent();
     assert!(agent.allocate());
-    wait_for("the run", || (daemon.list().first()?.events == 1).then_some(()));
+    wait_for("the run", || (daemon.list().len() == 2 && daemon.list()[0].events == 1).then_some(()));
     std::fs::write(&control, "all EIO").expect("a fault");
     assert!(agent.allocate());
     let set_aside = || daemon.metric("gpumemd_store_set_aside_total").filter(|count| *count >= 1.0);
@@ -161,9 +165,11 @@ fn a_file_that_cannot_be_read_or_written_is_set_aside_once() {
     std::fs::remove_file(&control).expect("it works again");
     wait_for("the new store", || (daemon.list().first()?.events == 3).then_some(()));
     wait_for("the store", || up(&daemon).filter(|up| *up == 1.0));
+    // The new store gives the id of the ended run to another one.
+    assert_eq!(daemon.ended(), [""; 0]);
     // Nothing was deleted: the old store is there, with its log.
     let old = Store::open_read_only(&aside(&scratch)[0]).and_then(|store| store.list()).expect("a store");
-    assert_eq!((old.len(), old[0].events), (1, 1));
+    assert_eq!((old.len(), old[0].events), (2, 1));
     let told = daemon.doctor();
     assert!(told.iter().any(|(level, text)| level == "warn" && text.contains(".damaged-")), "{told:?}");
 }

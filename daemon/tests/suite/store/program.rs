@@ -72,6 +72,14 @@ impl Program {
             .collect()
     }
 
+    /// Returns the ids of the runs of ended processes that `ps` shows.
+    pub fn ended(&self) -> Vec<String> {
+        let stream = UnixStream::connect(self.folder.join("run/control.sock")).expect("a daemon");
+        let value: serde_json::Value = serde_json::from_str(&http(stream, "GET", "/v1/ps").1).expect("JSON");
+        let ended = value["ended"].as_array().expect("ended processes").iter();
+        ended.map(|row| row["run"].as_str().unwrap_or_default().to_owned()).collect()
+    }
+
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.folder.join("log")).unwrap_or_default()
     }
