@@ -68,6 +68,16 @@ class Net(nn.Module):
         return [self.first(), self.second()]
 
 
+class Secretive:
+    """A closure whose attributes cannot be read."""
+
+    def __getattr__(self, name):
+        raise ValueError(name)
+
+    def __call__(self):
+        pass
+
+
 def names():
     early = Net()
     assert library.InitializeInjection() == 1
@@ -85,6 +95,14 @@ def names():
     assert seen == [" between", "SGD.step optimizer"], seen
     assert here() == " unknown"
     assert core.sweeper.found == {1: 2}, core.sweeper.found  # both have theirs at the same addresses
+    other = torch.optim.SGD([early.second._parameters["weight"]])
+    looked = []
+    core.steps.look, look = lambda optimizer: looked.append(optimizer), core.steps.look
+    other.step(Secretive())
+    assert looked == [other], looked
+    core.steps.look = look
+    looked.clear()
+    del other
     known = len(core.modules.known)
     del early, late, optimizer
     gc.collect()

@@ -216,8 +216,6 @@ def hooks(steps: Steps) -> Tuple[Any, Any]:
             return
         try:
             functions.phase(OPTIMIZER)
-            if len(args) > 1 or kwargs:
-                _codes.register_closure(args[1] if len(args) > 1 else kwargs.get("closure"))
             key = id(optimizer)
             reference = known.get(key)
             is_known = reference is not None and reference() is optimizer
@@ -225,6 +223,9 @@ def hooks(steps: Steps) -> Tuple[Any, Any]:
             has_changed = sweeper.version != modules.version or (state is not None and states.get(key) != (id(state), len(state)))
             if not is_known or has_changed or steps.owes_gradients or steps.every or done[key] < _FIRST or clock() >= min(sweeper.due, modules.due):
                 steps.look(optimizer)
+            # Last, because reading the attributes of the program's object may fail.
+            if len(args) > 1 or kwargs:
+                _codes.register_closure(args[1] if len(args) > 1 else kwargs.get("closure"))
         except Exception:
             pass
 
