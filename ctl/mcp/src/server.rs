@@ -149,7 +149,7 @@ fn answer(ran: Ran, words: &[String]) -> Result<Vec<ContentBlock>, String> {
     let asked = asked(words);
     if ran.output.len() as u64 > OUTPUT_BYTES {
         return Err(format!(
-            "gpumemctl {asked} printed more than {OUTPUT_BYTES} bytes; select less, such as one process or device, or set a limit"
+            "gpumemctl {asked} printed more than {OUTPUT_BYTES} bytes; select less, such as one process, device or job"
         ));
     }
     if !ran.status.success() {

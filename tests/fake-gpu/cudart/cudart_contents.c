@@ -61,6 +61,10 @@ static char *room(size_t bytes) { return bytes && bytes <= LARGEST ? malloc(byte
 
 /* Keeps `data`, which has these bytes and is ours; NULL forgets what was there. */
 static void keep(uint64_t address, char *data, size_t bytes) {
+    if (!bytes) {
+        free(data);
+        return;
+    }
     if (!data) {
         forget(address, address + bytes);
         return;

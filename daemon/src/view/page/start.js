@@ -68,8 +68,10 @@ function startProcess(key) {
     if (DATA === null) return;
     const { process } = here() ?? { process: DATA.processes[0] };
     const last = here()?.device.last_t;
-    if (!isOpen()) asOf.textContent = last === undefined ? "ended" : `ended; last numbers as of ${time(process.clock, last)}`;
-    else if (source.paused) asOf.textContent = "paused";
+    if (!isOpen()) {
+      asOf.textContent = last === undefined ? "ended" : `ended; last numbers as of ${time(process.clock, last)}`;
+      asOf.className = "";
+    } else if (source.paused) asOf.textContent = "paused";
     else if (last !== undefined) {
       const age = (performance.now() - moved.at) / 1000;
       asOf.textContent = `as of ${time(process.clock, last)}` + (age > STALE ? `, nothing newer for ${seconds(age)}` : "");
@@ -88,7 +90,7 @@ function startProcess(key) {
     headline.replaceChildren(h("bdi", {}, data.title.replaceAll("  ", " · ")));
     document.title = `pid ${process.pid} · GPU memory`;
     subtitle.replaceChildren(...(PLACES.length > 1 ? [] : process.coverage.slice(0, 2).map((line) => h("p", { class: "soft" }, h("bdi", {}, line)))));
-    pageFooter.textContent = `gpumemd ${data.program}. This page sends it one request every two seconds, and none to others. ${data.tags ? "" : "It shows categories; gpumemctl report " + process.pid + " shows tags to their owner."}`;
+    pageFooter.textContent = `gpumemd ${data.program}. ${isOpen() ? "This page sends it one request every two seconds, and none to others. " : ""}${data.tags ? "" : "It shows categories; gpumemctl report " + process.pid + " shows tags to their owner."}`;
     const names = JSON.stringify([data.unit, data.groupings.map((grouping) => grouping.names.length > 0), isOpen()]);
     if (names !== signature) {
       const at = toolbar.contains(document.activeElement) ? document.activeElement : null;
