@@ -236,8 +236,11 @@ pub(super) fn parts(report: &Report<'_>, device: &Device, oom: Option<&Oom>) -> 
         item.estimated([0, bytes], format!("{} that this line allocates", mib(bytes)))
     }));
     items.extend(unused_yet(report, device, &parts, oom));
-    // The optimizer's temporaries cost nothing to avoid.
-    items.sort_by_key(|item| (item.kind != Kind::OptimizerTemporaries, Reverse(item.most())));
+    // The optimizer's temporaries cost nothing to avoid, so they come first if they are known to exist.
+    let is_free = |item: &Item| {
+        item.kind == Kind::OptimizerTemporaries && item.saves_bytes.is_some_and(|[least, _]| least > 0)
+    };
+    items.sort_by_key(|item| (!is_free(item), Reverse(item.most())));
     items
 }
 
