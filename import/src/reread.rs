@@ -70,14 +70,17 @@ impl Sink for WindowSink<'_> {
     }
 }
 
-/// Returns the window of a run that was read from the file `path`; `None` if the file no longer contains the process.
+/// Returns the window of a run that was read from the file `path`; `None` if the file no longer contains the process. Only pages show
+/// the single blocks of the window: others leave out `with_blocks`.
 pub fn reread(
     path: &Path,
     format: Option<&'static Format>,
     run: &Run,
     window: &Window,
+    with_blocks: bool,
 ) -> Result<Option<Run>, Error> {
-    let mut builder = RunBuilder::new(run.source.clone()).with_blocks();
+    let builder = RunBuilder::new(run.source.clone());
+    let mut builder = if with_blocks { builder.with_blocks() } else { builder };
     let from_ns = (window.part != WindowKind::At).then_some(window.from_ns);
     let mut sink = WindowSink { builder: &mut builder, from_ns, to_ns: window.to_ns, ended: Vec::new() };
     observe_file(path, format, &mut sink)?;

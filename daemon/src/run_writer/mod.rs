@@ -414,6 +414,7 @@ impl WriterThread {
             Find { filter, charge, reply } => {
                 let _ = reply.send(charge.run_in_thread(|| self.find(&filter)));
             }
+            Load { reply, .. } if reply.is_closed() => {}
             Load { id, reply } => {
                 let run = self.store.as_ref().and_then(|store| store.load(id).ok());
                 if let Some(run) = run {

@@ -136,7 +136,7 @@ fn without_backward(report: &Report<'_>, device: &Device) -> Option<[i64; 2]> {
         Some((cell.tag.as_deref()?, *bytes))
     });
     let tags = sums(tags);
-    let (bytes, largest) = (crate::sum(tags.values().copied()), tags.values().copied().max()?);
+    let (bytes, largest) = (sum(tags.values().copied()), tags.values().copied().max()?);
     let is_small = |part: i64, share: f64| part as f64 <= bytes as f64 * share;
     let is_graph = is_small(held(report.run, &peak.amounts, of_backward), BACKWARD_SHARE);
     (is_graph && is_small(largest, MODULE_OF_GRAPH_SHARE)).then(|| [bytes.saturating_sub(2 * largest), bytes])

@@ -307,20 +307,20 @@ fn data_of_a_line_can_stay_on_the_host() {
     }
 }
 
+/// Returns the finding that memory of these categories grows.
+fn growth_of(structures: &[&str]) -> findings::Finding {
+    let severity = Severity::Critical;
+    findings::Finding {
+        structures: structures.iter().map(|name| (*name).to_owned()).collect(),
+        ..findings::Finding::new(findings::Kind::Growth, severity, None, (GIB, GIB), String::new())
+    }
+}
+
 #[test]
 fn growth_outside_of_the_allocator_has_its_own_changes() {
     let run = fragmented(&[]);
     let change = |structures: &[&str]| {
-        let growth = findings::Finding {
-            structures: structures.iter().map(|name| (*name).to_owned()).collect(),
-            ..findings::Finding::new(
-                findings::Kind::Growth,
-                Severity::Critical,
-                None,
-                (GIB, GIB),
-                String::new(),
-            )
-        };
+        let growth = growth_of(structures);
         let report = Report::new(&run, Groupings::default(), None);
         let item = finding::items(&report, &run.devices[0], None, &growth, false).remove(0);
         (item.kind, item.memory)
@@ -501,17 +501,7 @@ fn graphs_that_grow_are_not_taken_for_outputs() {
     let mut change = |is_in_many, axis, phase: Phase| {
         run.devices[0].details.growth.axis = axis;
         run.devices[0].details.ooms[0].phase = phase.name().map(Into::into);
-        let growth = findings::Finding {
-            structures: vec!["retained forward outputs".to_owned()],
-            is_in_many,
-            ..findings::Finding::new(
-                findings::Kind::Growth,
-                Severity::Critical,
-                None,
-                (GIB, GIB),
-                String::new(),
-            )
-        };
+        let growth = findings::Finding { is_in_many, ..growth_of(&["retained forward outputs"]) };
         let report = Report::new(&run, Groupings::default(), None);
         let oom = run.devices[0].details.ooms.first();
         finding::items(&report, &run.devices[0], oom, &growth, false).remove(0).change

@@ -213,7 +213,7 @@ proptest! {
         writer.flush().expect("a file");
         let run = read_file(&path, None).expect("a run").remove(0);
         for asked in windows(&life, picks).into_iter().take(3) {
-            let told = gpumem_import::reread(&path, None, &run, &asked).expect("the same file").expect("the same process");
+            let told = gpumem_import::reread(&path, None, &run, &asked, true).expect("the same file").expect("the same process");
             verify(&told, Window { exact: true, ..asked });
             let device = &told.devices[0];
             let moment = if asked.part == WindowKind::Between { &device.last } else { &device.peak };

@@ -62,7 +62,7 @@ pub(crate) fn window(found: Found, args: &Args) -> Result<Found> {
     let mut window = Window { part, from_ns: from_ns.max(first_ns), to_ns: to_ns.min(end_ns), exact: false };
     // The file has every event, and the run only some points in time. So the file is read again for exact amounts.
     let exact = match &one.file {
-        Some(file) => gpumem_import::reread(file, args.format, run, &window)?,
+        Some(file) => gpumem_import::reread(file, args.format, run, &window, args.html)?,
         None => None,
     };
     window.exact = exact.is_some();
