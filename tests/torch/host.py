@@ -4,6 +4,7 @@ Data comes from worker processes, forked or spawned ones (the argument); in one 
 killed."""
 
 import gc
+import multiprocessing
 import os
 import re
 import signal
@@ -28,6 +29,10 @@ def say(kind, value, trace):
 
 sys.excepthook = say
 
+#: Two batches have arrived, one of each worker. A worker that dies earlier takes the connection along over which its tensors are
+#: fetched, and the training ends with a ConnectionError.
+SEEN = multiprocessing.get_context(HOW).Event()
+
 
 class Rows(Dataset):
     def __init__(self, what):
@@ -40,6 +45,7 @@ class Rows(Dataset):
         if index == 5 and self.what == "fails":
             raise ValueError(f"row {index} is invalid")
         if index == 5 and self.what == "dies":
+            SEEN.wait(60)
             os.kill(os.getpid(), signal.SIGKILL)
         return torch.full((32,), index, dtype=torch.long)
 
@@ -59,6 +65,8 @@ def load(what, model, workers):
         for rows in loader:
             seen.append(rows[:, 0].tolist())
             model(rows.cuda(non_blocking=True)).sum().backward()
+            if what == "dies" and len(seen) == 2:
+                SEEN.set()
     except (ValueError, RuntimeError) as error:
         # The workers' numbers, and the number of batches before one dies, differ in each run.
         first = str(error).splitlines()[0]
