@@ -33,7 +33,7 @@ fuzz_target!(|bytes: &[u8]| {
         addresses: addresses[usize::from(numbers.next()) % 3],
         returns: returns[usize::from(numbers.next()) % 3],
     };
-    let Ok(mut replay) = Replay::new(options) else { return };
+    let mut replay = Replay::new(options);
     let own_allocator = PoolKind::User { has_own_allocator: true, no_split: true, use_on_oom: true };
     while !numbers.0.is_empty() {
         let (kind, id, stream) =

@@ -14,6 +14,7 @@ use gpumem_runs::requests::{POOL_NAME, allocator_settings};
 use gpumem_wire::{Body, Flags, FreeState, PoolOwner, Record, Request, Stamp};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
+use std::sync::Arc;
 
 /// Maximum size in bytes of a segment or block, as in the ledger, and of all segments together.
 const MAX_BYTES: u64 = 1 << 48;
@@ -21,23 +22,24 @@ const MAX_BYTES: u64 = 1 << 48;
 /// Returns whether a file begins like a recording.
 pub use gpumem_runs::recording::looks_like;
 
-/// Reads what a process requested from PyTorch's allocator on a device; without `pid` and `device`, those with the most requests.
+/// Reads what a process requested from PyTorch's allocator, for each of its devices, the one with the most requests first; with
+/// `device`, for this one only. Without `pid`, the process with the most requests on one device counts.
 ///
 /// # Errors
 /// Those of [`recording::read`]. [`Error::Unsuitable`] if there are no such requests, or if records are missing between them.
-pub fn requests(input: Input, pid: Option<u32>, device: Option<u8>) -> Result<Requests, Error> {
+pub fn requests(input: Input, pid: Option<u32>, device: Option<u8>) -> Result<Vec<Requests>, Error> {
     let path = input.path.clone();
     let mut programs = Programs::default();
     recording::read(input, &mut programs)?;
     programs.requests(pid, device).map_err(|what| Error::Unsuitable { path, what })
 }
 
-/// Reads what a process requested from PyTorch's allocator on a device, from the stream that the daemon kept with a run. `name` is
+/// Reads what a process requested from PyTorch's allocator, from the stream that the daemon kept with a run. `name` is
 /// the run's name in errors; the rest as in [`requests`].
 ///
 /// # Errors
 /// [`Error::Unsuitable`] as in [`requests`], or if the stream is damaged.
-pub fn kept_requests(pieces: &[Vec<u8>], name: &Path, device: Option<u8>) -> Result<Requests, Error> {
+pub fn kept_requests(pieces: &[Vec<u8>], name: &Path, device: Option<u8>) -> Result<Vec<Requests>, Error> {
     let mut programs = Programs::default();
     let key = ProcessKey { pid: 0, start_ticks: 0 };
     let read = gpumem_runs::requests::read(pieces.iter().map(Vec::as_slice), key, &mut programs);
@@ -200,7 +202,7 @@ impl History {
     }
 
     /// Converts the history to requests.
-    fn requests(self, program: Program) -> Requests {
+    fn requests(self, settings: &str, names: Arc<HashMap<u32, String>>) -> Requests {
         let block = |(address, live): (u64, Live)| Block {
             address,
             requested: live.bytes,
@@ -209,14 +211,15 @@ impl History {
             ..Block::default()
         };
         let history = torch_snapshot::History {
+            device: self.device,
             entries: &self.entries,
             blocks: self.live.into_iter().map(block).collect(),
             reserved_bytes: self.reserved,
             has_private_pools: self.segments.values().any(|segment| segment.pool != 0),
             has_pools: self.unknown == 0,
-            settings: program.settings,
+            settings: settings.to_owned(),
         };
-        let mut requests = history.requests(program.tags);
+        let mut requests = history.requests(names);
         requests.block_sizes = self.unknown;
         if self.unseen > 0 {
             requests.older = (requests.older.0.max(1), requests.older.1.saturating_add(self.unseen));
@@ -329,17 +332,18 @@ struct Programs {
 }
 
 impl Programs {
-    /// Returns the requests of one process on one device, or the reason why there are none.
-    fn requests(self, pid: Option<u32>, device: Option<u8>) -> Result<Requests, String> {
+    /// Returns the requests of one process on each of its devices, or the reason why there are none.
+    fn requests(self, pid: Option<u32>, device: Option<u8>) -> Result<Vec<Requests>, String> {
         let is_wanted = |key: &ProcessKey| pid.is_none_or(|pid| key.pid == pid);
         let found = self.of.into_iter().filter(|(key, _)| is_wanted(key));
         let histories = found.filter_map(|(key, mut program)| {
             let is_wanted = |history: &History| device.is_none_or(|device| history.device == device);
-            let pools = std::mem::take(&mut program.pools).into_values().filter(is_wanted);
-            let history = pools.max_by_key(|history| history.requests)?;
-            Some((key, program, history))
+            let pools: Vec<History> =
+                std::mem::take(&mut program.pools).into_values().filter(is_wanted).collect();
+            let most = pools.iter().map(|history| history.requests).max()?;
+            Some((most, key, program, pools))
         });
-        let Some((key, program, history)) = histories.max_by_key(|(.., history)| history.requests) else {
+        let Some((most, key, program, histories)) = histories.max_by_key(|(most, ..)| *most) else {
             return Err("has no blocks of PyTorch's allocator for this process and GPU".into());
         };
         if program.missing > 0 {
@@ -349,7 +353,12 @@ impl Programs {
                 if key.pid == 0 { String::new() } else { format!(" of process {}", key.pid) }
             ));
         }
-        Ok(history.requests(program))
+        let names = Arc::new(program.tags);
+        let used = histories.into_iter().filter(|history| history.requests > 0 || most == 0);
+        let mut devices: Vec<Requests> =
+            used.map(|history| history.requests(&program.settings, Arc::clone(&names))).collect();
+        Requests::sort(&mut devices);
+        Ok(devices)
     }
 }
 
@@ -405,6 +414,22 @@ mod tests {
             self.write(Stamp { seq: self.seq, device: 0, ..stamp }, body);
         }
 
+        /// Adds the pool of another device, and a request on it.
+        fn other_device(&mut self, device: u8, bytes: u64) {
+            let stamp = Stamp { device, tag: 1, flags: Flags::REQUEST, ..Stamp::default() };
+            let (pool, address) = (100 + u64::from(device), BASE << device);
+            let owner = PoolOwner::Framework;
+            let records = [
+                Body::PoolCreate { pool, parent: 0, reports_blocks: 1, owner },
+                Body::SegmentAdd { address, bytes, pool },
+                Body::BlockAlloc { address, bytes, pool, use_as: (Role::Unknown, Phase::Unknown) },
+            ];
+            for body in records {
+                self.seq += 1;
+                self.write(Stamp { seq: self.seq, ..stamp }, body);
+            }
+        }
+
         fn segment(&mut self, address: u64, bytes: u64) {
             self.say(Stamp::default(), Body::SegmentAdd { address, bytes, pool: 3 });
         }
@@ -428,7 +453,7 @@ mod tests {
         }
 
         fn requests(self) -> Result<Requests, String> {
-            self.programs.requests(None, None)
+            Ok(self.programs.requests(None, None)?.remove(0))
         }
     }
 
@@ -458,6 +483,29 @@ mod tests {
         assert_eq!(asked, [(100, 2, 1), (100, 2, 2)], "the number of a pool is used again after its end");
         assert_eq!((requests.driver_calls, requests.reserved), ((2, 2), (2 * MIB, 0)));
         assert_eq!((requests.block_sizes, requests.settings.as_str()), (0, "max_split_size_mb:64"));
+    }
+
+    #[test]
+    fn each_device_has_its_own_requests() {
+        let recording = || {
+            let mut recording = Recording::new();
+            recording.other_device(1, 4 * MIB);
+            recording.other_device(2, 6 * MIB);
+            recording.segment(BASE, 2 * MIB);
+            recording.block(BASE, 512, asked(0, 0, 0));
+            recording.block(BASE + 512, 512, asked(0, 0, 0));
+            recording.programs
+        };
+        let found = |device| recording().requests(None, device);
+        let devices: Vec<_> = found(None)
+            .expect("a recording")
+            .iter()
+            .map(|requests| (requests.device, requests.count(), requests.reserved.0))
+            .collect();
+        assert_eq!(devices, [(0, 2, 2 * MIB), (1, 1, 4 * MIB), (2, 1, 6 * MIB)], "most requests first");
+        let of_second = found(Some(1)).expect("a recording");
+        assert_eq!(of_second.iter().map(|requests| requests.device).collect::<Vec<_>>(), [1]);
+        assert!(found(Some(3)).is_err());
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! Results of a replay.
 
+use crate::event::RequestId;
+
 /// Totals and peaks of a replay, in bytes and numbers of calls. The names are those of `torch.cuda.memory_stats`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Figures {
@@ -60,4 +62,29 @@ pub struct Failure {
     pub reserved_bytes: u64,
     /// Value of [`Figures::allocated`] when the request failed.
     pub allocated_bytes: u64,
+}
+
+/// Result of an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    Continues,
+    /// Memory was freed whose request is older than the recording.
+    FreesUnknown,
+    /// The request fails only in the replay.
+    Fails,
+    /// The request failed in the recording, and succeeds.
+    ServesRecordedFailure,
+}
+
+/// Error: the events contradict each other, or cannot be replayed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Fault {
+    /// A request has the id of a request whose memory is still in use.
+    #[error("event {event}: request {id} begins a second time")]
+    RequestedTwice {
+        /// Number of the event.
+        event: u64,
+        /// Id of the request.
+        id: RequestId,
+    },
 }

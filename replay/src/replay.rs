@@ -2,8 +2,9 @@
 
 pub use crate::allocator::SegmentAddresses;
 use crate::allocator::{Allocator, Number};
+use crate::driver_pool::DriverPool;
 use crate::event::{Device, Event, RequestId};
-use crate::figures::Figures;
+use crate::figures::{Fault, Figures, Outcome};
 use crate::release::Release;
 use crate::settings::{Backend, Settings};
 use foldhash::HashMap;
@@ -36,30 +37,17 @@ pub struct Options {
     pub returns: EventReturn,
 }
 
-/// Error: the events contradict each other, or cannot be replayed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Fault {
-    /// A request has the id of a request whose memory is still in use.
-    #[error("event {event}: request {id} begins a second time")]
-    RequestedTwice {
-        /// Number of the event.
-        event: u64,
-        /// Id of the request.
-        id: RequestId,
-    },
-    /// The settings select another allocator than the native one.
-    #[error(
-        "only the native backend can be replayed; the memory of cudaMallocAsync is at least the sum of the live requests"
-    )]
-    Backend,
+/// The allocator that serves the requests.
+#[derive(Clone, Debug)]
+enum Model {
+    Native { allocator: Box<Allocator>, live: HashMap<RequestId, Number>, returns: EventReturn },
+    DriverPool(DriverPool),
 }
 
 /// A replay in progress.
 #[derive(Clone, Debug)]
 pub struct Replay {
-    allocator: Allocator,
-    returns: EventReturn,
-    live: HashMap<RequestId, Number>,
+    model: Model,
     events: u64,
     unknown_frees: u64,
     has_ended: bool,
@@ -68,20 +56,17 @@ pub struct Replay {
 
 impl Replay {
     /// Starts a replay on an empty device.
-    pub fn new(options: Options) -> Result<Self, Fault> {
-        if options.settings.backend != Backend::Native {
-            return Err(Fault::Backend);
-        }
+    pub fn new(options: Options) -> Self {
         let Options { release, settings, device, addresses, returns } = options;
-        Ok(Replay {
-            allocator: Allocator::new(release.rules(), settings, device, addresses),
-            returns,
-            live: HashMap::default(),
-            events: 0,
-            unknown_frees: 0,
-            has_ended: false,
-            serves_recorded_failure: false,
-        })
+        let model = match settings.backend {
+            Backend::CudaMallocAsync => Model::DriverPool(DriverPool::new(device, settings.fraction)),
+            Backend::Native => Model::Native {
+                allocator: Box::new(Allocator::new(release.rules(), settings, device, addresses)),
+                live: HashMap::default(),
+                returns,
+            },
+        };
+        Replay { model, events: 0, unknown_frees: 0, has_ended: false, serves_recorded_failure: false }
     }
 
     /// Applies the next event. The replay ends at the first request that fails only in the replay, or that failed only in the
@@ -92,51 +77,22 @@ impl Replay {
         if self.has_ended {
             return Ok(());
         }
-        let allocator = &mut self.allocator;
-        match *event {
-            Event::Request { id, bytes, stream, pool, has_failed } => {
-                if self.live.contains_key(&id) {
-                    return Err(Fault::RequestedTwice { event: number, id });
-                }
-                match allocator.request(bytes, stream, pool, number) {
-                    // The request failed in the recording, so the recording contains no free of this memory.
-                    Ok(block) if has_failed => {
-                        allocator.free(block, None);
-                        self.serves_recorded_failure = true;
-                        self.has_ended = true;
-                    }
-                    Ok(block) => {
-                        self.live.insert(id, block);
-                    }
-                    Err(_) => self.has_ended = !has_failed,
-                }
-            }
-            Event::Free { id, is_pending } => match self.live.remove(&id) {
-                Some(block) => {
-                    let waits = is_pending && self.returns != EventReturn::AtOnce;
-                    allocator.free(block, waits.then_some(id));
-                }
-                None => self.unknown_frees += 1,
-            },
-            Event::Return { id } => {
-                if self.returns == EventReturn::AsRecorded {
-                    allocator.return_pending(id);
-                }
-            }
-            Event::EmptyCache { pool } => allocator.empty_cache(pool),
-            Event::PoolBegins { pool, kind } => _ = allocator.begin_pool(pool, kind),
-            Event::PoolEnds { pool } => allocator.end_pool(pool),
-            Event::ScopeBegins { pool } => allocator.begin_scope(pool),
-            Event::ScopeEnds { pool } => allocator.end_scope(pool),
-            Event::Fraction(fraction) => allocator.set_fraction(fraction),
-            Event::OtherMemory { bytes } => allocator.set_other_bytes(bytes),
-        }
+        let outcome = match &mut self.model {
+            Model::Native { allocator, live, returns } => serve(allocator, live, *returns, event, number)?,
+            Model::DriverPool(pool) => pool.apply(event, number)?,
+        };
+        self.unknown_frees += u64::from(outcome == Outcome::FreesUnknown);
+        self.serves_recorded_failure = outcome == Outcome::ServesRecordedFailure;
+        self.has_ended = matches!(outcome, Outcome::Fails | Outcome::ServesRecordedFailure);
         Ok(())
     }
 
-    /// Returns the totals and peaks so far.
+    /// Returns the totals and peaks so far. Under `backend:cudaMallocAsync`, they are lower bounds.
     pub fn figures(&self) -> &Figures {
-        &self.allocator.figures
+        match &self.model {
+            Model::Native { allocator, .. } => &allocator.figures,
+            Model::DriverPool(pool) => &pool.figures,
+        }
     }
 
     /// Returns the number of frees whose requests are older than the recording.
@@ -153,4 +109,49 @@ impl Replay {
     pub fn serves_recorded_failure(&self) -> bool {
         self.serves_recorded_failure
     }
+}
+
+/// Applies an event to PyTorch's caching allocator. `live` has the blocks of the live requests.
+fn serve(
+    allocator: &mut Allocator,
+    live: &mut HashMap<RequestId, Number>,
+    returns: EventReturn,
+    event: &Event,
+    number: u64,
+) -> Result<Outcome, Fault> {
+    match *event {
+        Event::Request { id, bytes, stream, pool, has_failed } => {
+            if live.contains_key(&id) {
+                return Err(Fault::RequestedTwice { event: number, id });
+            }
+            match allocator.request(bytes, stream, pool, number) {
+                // The request failed in the recording, so the recording contains no free of this memory.
+                Ok(block) if has_failed => {
+                    allocator.free(block, None);
+                    return Ok(Outcome::ServesRecordedFailure);
+                }
+                Ok(block) => _ = live.insert(id, block),
+                Err(_) if has_failed => {}
+                Err(_) => return Ok(Outcome::Fails),
+            }
+        }
+        Event::Free { id, is_pending } => {
+            let Some(block) = live.remove(&id) else { return Ok(Outcome::FreesUnknown) };
+            let waits = is_pending && returns != EventReturn::AtOnce;
+            allocator.free(block, waits.then_some(id));
+        }
+        Event::Return { id } => {
+            if returns == EventReturn::AsRecorded {
+                allocator.return_pending(id);
+            }
+        }
+        Event::EmptyCache { pool } => allocator.empty_cache(pool),
+        Event::PoolBegins { pool, kind } => _ = allocator.begin_pool(pool, kind),
+        Event::PoolEnds { pool } => allocator.end_pool(pool),
+        Event::ScopeBegins { pool } => allocator.begin_scope(pool),
+        Event::ScopeEnds { pool } => allocator.end_scope(pool),
+        Event::Fraction(fraction) => allocator.set_fraction(fraction),
+        Event::OtherMemory { bytes } => allocator.set_other_bytes(bytes),
+    }
+    Ok(Outcome::Continues)
 }

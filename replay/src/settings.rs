@@ -26,7 +26,7 @@ pub enum Backend {
     /// PyTorch's caching allocator.
     #[default]
     Native,
-    /// The driver's pool. It is not modelled; the sum of the live requests is a lower bound of its memory.
+    /// The driver's pool, whose memory is known as a lower bound only.
     CudaMallocAsync,
 }
 

@@ -27,7 +27,7 @@ fn free(id: u64) -> Event {
 }
 
 fn run(options: Options, events: &[Event]) -> Figures {
-    let mut replay = Replay::new(options).expect("the native backend");
+    let mut replay = Replay::new(options);
     events.iter().for_each(|event| replay.apply(event).expect("a valid event"));
     replay.figures().clone()
 }
@@ -153,15 +153,31 @@ fn pools_for_shortage_serve_the_default_pool_as_the_release_does() {
 #[test]
 fn failed_request_of_the_recording_may_be_served() {
     let failed = Event::Request { id: 9, bytes: 100 * MIB, stream: 0, pool: 0, has_failed: true };
-    let mut replay = Replay::new(options("", 15)).expect("native");
+    let mut replay = Replay::new(options("", 15));
     replay.apply(&failed).expect("valid");
     assert!(replay.serves_recorded_failure() && replay.has_ended());
     let mut replay =
-        Replay::new(Options { device: Device { total_bytes: 64 * MIB, other_bytes: 0 }, ..options("", 15) })
-            .expect("native");
+        Replay::new(Options { device: Device { total_bytes: 64 * MIB, other_bytes: 0 }, ..options("", 15) });
     replay.apply(&failed).expect("valid");
     replay.apply(&request(1, MIB)).expect("valid");
     assert_eq!((replay.has_ended(), replay.figures().ooms, replay.figures().allocated.now), (false, 1, MIB));
+}
+
+#[test]
+fn driver_pool_has_at_least_the_live_requests() {
+    let device = Device { total_bytes: 1024 * MIB, other_bytes: 200 * MIB };
+    let graph = Event::Request { id: 7, bytes: 500 * MIB, stream: 0, pool: 1, has_failed: false };
+    let pending = Event::Free { id: 1, is_pending: true };
+    let events = [request(1, 300 * MIB + 1), graph, pending, request(2, 400 * MIB), request(3, 100 * MIB)];
+    let with = |text| run(Options { device, ..options(text, 15) }, &events);
+    let figures = with("backend:cudaMallocAsync");
+    assert_eq!((figures.reserved.peak, figures.allocated.now, figures.ooms), (500 * MIB, 500 * MIB, 0));
+    // PyTorch compares all requests with the process's share, those of graphs included.
+    let figures = with("backend:cudaMallocAsync,per_process_memory_fraction:0.9");
+    assert_eq!(figures.failure.map(|failure| (failure.event, failure.rounded_bytes)), Some((4, 100 * MIB)));
+    let more = [&events[..], &[request(4, 400 * MIB), request(5, 1)]].concat();
+    let figures = run(Options { device, ..options("backend:cudaMallocAsync", 15) }, &more);
+    assert_eq!((figures.ooms, figures.reserved.now), (1, 500 * MIB), "more than the rest of the device");
 }
 
 fn settings() -> impl Strategy<Value = &'static str> {
@@ -184,7 +200,7 @@ proptest! {
         text in settings(),
         actions in proptest::collection::vec((0_u8..10, 0_u64..40, 1_u64..(1 << 25), 0_u32..3, 0_u32..3), 1..400),
     ) {
-        let mut replay = Replay::new(options(text, 15)).expect("native");
+        let mut replay = Replay::new(options(text, 15));
         let mut live = std::collections::BTreeMap::new();
         let mut pending = Vec::new();
         for (action, id, bytes, stream, pool) in actions {

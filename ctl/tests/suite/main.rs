@@ -14,4 +14,5 @@ mod pictures;
 mod run;
 mod terminal;
 mod top;
+mod whatif;
 mod window;

@@ -33,6 +33,7 @@ use pickle::{MAX_MEMORY_BYTES, Unpickled, unpickle};
 use replay::ReplayTotals;
 pub(crate) use requests::History;
 pub use requests::Requests;
+use std::sync::Arc;
 
 /// Returns whether a file begins with a pickle that contains names of a snapshot's fields.
 pub fn looks_like(head: &[u8]) -> bool {
@@ -59,23 +60,26 @@ pub fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
     Ok(())
 }
 
-/// Reads the program's requests to PyTorch's allocator on a device; without `device`, on the first one with history.
+/// Reads the program's requests to PyTorch's allocator, for each device with history, the one with the most requests first; with
+/// `device`, for this one only.
 ///
-/// Errors are those of [`read`], and [`Error::Unsuitable`] if the snapshot has no history of the device.
-pub fn requests(input: Input, device: Option<u8>) -> Result<Requests, Error> {
+/// Errors are those of [`read`], and [`Error::Unsuitable`] if the snapshot has no history of a device.
+pub fn requests(input: Input, device: Option<u8>) -> Result<Vec<Requests>, Error> {
     let path = input.path.clone();
     let (unpickled, snapshot) = open(input)?;
-    let traced = |device: usize| snapshot.traces.get(device).is_some_and(|trace| !trace.is_empty());
-    let first = (0..snapshot.traces.len()).find(|device| traced(*device));
-    let device = device.map(usize::from).or(first).filter(|device| traced(*device));
-    match device.and_then(|device| u8::try_from(device).ok()) {
-        Some(device) => Ok(requests::of(unpickled.arena, &snapshot, device)),
-        None => {
-            let what = "has no history of this GPU's allocations: call torch.cuda.memory._record_memory_history() before the \
-                        program allocates, and then torch.cuda.memory._dump_snapshot()";
-            Err(Error::Unsuitable { path, what: what.into() })
-        }
+    let arena = Arc::new(unpickled.arena);
+    let traces = (0..=u8::MAX).zip(&snapshot.traces);
+    let traced =
+        traces.filter(|(number, trace)| !trace.is_empty() && device.is_none_or(|device| device == *number));
+    let mut devices: Vec<Requests> =
+        traced.map(|(number, _)| requests::of(Arc::clone(&arena), &snapshot, number)).collect();
+    Requests::sort(&mut devices);
+    if devices.is_empty() {
+        let what = "has no history of this GPU's allocations: call torch.cuda.memory._record_memory_history() before the \
+                    program allocates, and then torch.cuda.memory._dump_snapshot()";
+        return Err(Error::Unsuitable { path, what: what.into() });
     }
+    Ok(devices)
 }
 
 fn open(input: Input) -> Result<(Unpickled, Snapshot), Error> {

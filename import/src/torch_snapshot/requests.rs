@@ -8,20 +8,24 @@ use super::arena::{Arena, Ref};
 use super::model::{Action, Block, Event as Entry, Snapshot};
 use super::stack::Stacks;
 use gpumem_replay::{Event, PoolId, RequestId};
+use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
 
 /// Requests of a program on one device, and how its allocator served them.
 #[derive(Debug, Default)]
 pub struct Requests {
+    /// Device, by its number in the program.
+    pub device: u8,
     /// Requests, frees and inferred calls of the program, the oldest first.
     pub events: Vec<Event>,
     /// Time of each event in microseconds since 1970; 0 if unknown.
     pub times_us: Vec<u64>,
     /// Python stack of each event.
     frames: Vec<Ref>,
-    arena: Arena,
+    arena: Arc<Arena>,
     /// Names of memory in a recording, by their ids in `frames`; `None` for a snapshot.
-    pub(crate) names: Option<HashMap<Ref, String>>,
+    pub(crate) names: Option<Arc<HashMap<Ref, String>>>,
     /// Number of requests whose bytes are unknown. The bytes of the block stand for them.
     pub block_sizes: u64,
     /// Number and bytes of requests that were made before the history began. They are the first of `events`.
@@ -58,6 +62,16 @@ impl Requests {
         self
     }
 
+    /// Returns the number of requests.
+    pub fn count(&self) -> u64 {
+        self.events.iter().filter(|event| matches!(event, Event::Request { .. })).count() as u64
+    }
+
+    /// Sorts the requests of several devices: the device with the most requests first.
+    pub(crate) fn sort(devices: &mut [Requests]) {
+        devices.sort_by_cached_key(|requests| (Reverse(requests.count()), requests.device));
+    }
+
     /// Returns whether the requests come from a recording, not from PyTorch's own history.
     pub fn is_recording(&self) -> bool {
         self.names.is_some()
@@ -89,6 +103,7 @@ impl Requests {
 /// History of an allocator on a device, and its state at the end.
 #[derive(Debug, Default)]
 pub(crate) struct History<'a> {
+    pub device: u8,
     /// Entries, the oldest first.
     pub entries: &'a [Entry],
     pub blocks: Vec<Block>,
@@ -102,7 +117,7 @@ pub(crate) struct History<'a> {
 
 impl History<'_> {
     /// Returns the requests, the oldest first; `names` are those of memory, by the ids in the entries' `frames`.
-    pub(crate) fn requests(self, names: HashMap<Ref, String>) -> Requests {
+    pub(crate) fn requests(self, names: Arc<HashMap<Ref, String>>) -> Requests {
         Requests { names: Some(names), ..of_history(self) }
     }
 }
@@ -175,10 +190,11 @@ impl Collector {
     }
 }
 
-pub(super) fn of(arena: Arena, snapshot: &Snapshot, device: u8) -> Requests {
+pub(super) fn of(arena: Arc<Arena>, snapshot: &Snapshot, device: u8) -> Requests {
     let own = || snapshot.segments.iter().filter(|segment| !segment.is_host && segment.device == device);
     let blocks = snapshot.blocks.iter().filter(|block| !block.is_host && block.device == device);
     let history = History {
+        device,
         entries: snapshot.traces.get(usize::from(device)).map_or(&[], Vec::as_slice),
         blocks: blocks.copied().collect(),
         reserved_bytes: own().map(|segment| segment.bytes).sum(),
@@ -194,6 +210,7 @@ fn of_history(history: History<'_>) -> Requests {
     let mut collector = Collector::default();
     older(&mut collector, &history.blocks, trace);
     reserved(&mut collector.requests, history.reserved_bytes, trace);
+    collector.requests.device = history.device;
     collector.requests.names_pools = history.has_pools;
     collector.requests.has_private_pools = history.has_private_pools;
     collector.requests.settings = history.settings;

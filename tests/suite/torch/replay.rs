@@ -91,7 +91,7 @@ impl Setting {
         // The simulated driver uses the lowest free addresses.
         let addresses = SegmentAddresses::LowestFree;
         let options = Options { release, settings, device, addresses, returns: EventReturn::AsRecorded };
-        let mut replay = Replay::new(options).expect("the native backend");
+        let mut replay = Replay::new(options);
         let (mut requests, mut before_failure) = (0, 0);
         for event in recorded["events"].as_array().expect("events") {
             let event = self.event(event, other_bytes);

@@ -9,16 +9,16 @@ use crate::args::{StorePath, WhatIf};
 use crate::exit::Kind;
 use crate::output::print;
 use anyhow::Result;
-use gpumem_replay::{Event, Release, Settings};
+use gpumem_replay::{Backend, Event, Release, Settings};
 use gpumem_report::advice;
-use model::Scale;
+use model::{Model, Scale};
 use std::collections::BTreeSet;
 use std::path::Path;
-use trials::Trial;
+use trials::{Recorded, Trial};
 
 /// Settings that are tried if the user names none. Each reduces fragmentation or suits sizes that change from step to step; one
 /// text combines both kinds.
-const SWEEP: [&str; 7] = [
+const SWEEP: [&str; 8] = [
     "expandable_segments:True",
     "max_split_size_mb:128",
     "max_split_size_mb:512",
@@ -26,49 +26,82 @@ const SWEEP: [&str; 7] = [
     "roundup_power2_divisions:8",
     "roundup_power2_divisions:4,expandable_segments:True",
     "large_segment_size_mb:64",
+    "garbage_collection_threshold:0.8",
 ];
 
 pub(crate) fn run(args: &WhatIf) -> Result<()> {
-    let (recorded, release) = source::load(&args.target, (args.pid, args.gpu), args.torch, &args.store)?;
-    let set = args.set.join(",");
-    let base = merged(&recorded.own.text, &set);
-    let parse = |text: &str| {
-        let settings = Settings::parse(text, release);
-        let fraction = args.memory_fraction;
-        settings.map(|settings| Settings { fraction: fraction.or(settings.fraction), ..settings })
-    };
-    let settings = parse(&base).map_err(|error| Kind::Usage.error(format!("--set: {error}")))?;
-    let name = if set.is_empty() { "recorded settings" } else { &set };
-    let changed = Trial::new(name.to_owned(), base.clone(), settings);
-    let scales = args.drop.iter().map(|name| (name.clone(), 0.0)).chain(args.scale.iter().cloned());
-    let model =
-        |(name, factor)| recorded.model(Scale { name, factor }, &changed, release, args.device_memory);
-    let models = scales.map(model).collect::<Result<Vec<_>>>()?;
-    let mut trials = Vec::new();
-    if !set.is_empty() || args.device_memory.is_some() {
-        trials.push(changed);
+    let place = (args.pid, args.gpu);
+    let (devices, release) = source::load(&args.target, place, args.torch, &args.store)?;
+    let answers = devices.iter().map(|recorded| Answer::new(recorded, release, args));
+    let answers = answers.collect::<Result<Vec<Answer<'_>>>>()?;
+    let changes = args.drop.iter().chain(args.scale.iter().map(|(name, _)| name));
+    for (number, name) in changes.enumerate() {
+        if answers.iter().all(|answer| answer.models[number].is_none()) {
+            let text = format!("no memory in this recording has a name with {name:?}");
+            return Err(Kind::NotFound.error(text));
+        }
     }
-    if set.is_empty() || args.sweep {
-        trials.extend(sweep(&base, &set, parse));
-    }
-    recorded.replay(&mut trials, release, args.device_memory)?;
-    trials.sort_by_key(Trial::rank);
-    let shown = show::Shown {
-        recorded: &recorded,
-        trials: &trials,
-        models: &models,
-        file: &args.target,
-        release,
-        is_release_known: args.torch.is_some(),
-        gpu: args.gpu,
-        memory: args.device_memory,
-    };
-    print(&if args.json { shown.json() } else { shown.text() })
+    let shown: Vec<_> = answers
+        .iter()
+        .zip(&devices)
+        .map(|(answer, recorded)| show::Shown {
+            recorded,
+            trials: &answer.trials,
+            models: answer.models.iter().flatten().collect(),
+            file: &args.target,
+            release,
+            is_release_known: args.torch.is_some(),
+            names_gpu: args.gpu.is_some() || devices.len() > 1,
+            memory: args.device_memory,
+        })
+        .collect();
+    print(&if args.json { show::json(&shown) } else { show::text(&shown) })
 }
 
-/// Replays the requests of a run, recording or snapshot under the recorded and several other settings, for advice.
+/// Answer for one device.
+struct Answer<'a> {
+    /// Replays under other settings, the best first.
+    trials: Vec<Trial>,
+    /// Models of changed programs, as the arguments have them; `None` if no memory of this device has the name.
+    models: Vec<Option<Model<'a>>>,
+}
+
+impl<'a> Answer<'a> {
+    fn new(recorded: &Recorded, release: Release, args: &'a WhatIf) -> Result<Self> {
+        let set = args.set.join(",");
+        let base = merged(&recorded.own.text, &set);
+        let parse = |text: &str| {
+            let settings = Settings::parse(text, release);
+            let fraction = args.memory_fraction;
+            settings.map(|settings| Settings { fraction: fraction.or(settings.fraction), ..settings })
+        };
+        let settings = parse(&base).map_err(|error| Kind::Usage.error(format!("--set: {error}")))?;
+        let name = if set.is_empty() { "recorded settings" } else { &set };
+        let changed = Trial::new(name.to_owned(), base.clone(), settings);
+        let dropped = args.drop.iter().map(|name| (name, 0.0));
+        let scales = dropped.chain(args.scale.iter().map(|(name, factor)| (name, *factor)));
+        let model = |(name, factor): (&'a String, f64)| {
+            recorded.model(Scale { name, factor }, &changed, release, args.device_memory)
+        };
+        let models = scales.map(model).collect::<Result<Vec<_>>>()?;
+        let mut trials = Vec::new();
+        if !set.is_empty() || args.device_memory.is_some() {
+            trials.push(changed);
+        }
+        if set.is_empty() || args.sweep {
+            trials.extend(sweep(&base, &set, parse));
+        }
+        recorded.replay(&mut trials, release, args.device_memory)?;
+        trials.sort_by_key(Trial::rank);
+        Ok(Answer { trials, models })
+    }
+}
+
+/// Replays the requests of a run, recording or snapshot under the recorded and several other settings, for advice. Of several devices,
+/// the one with the most requests counts.
 pub(crate) fn replay(target: &Path, pid: Option<u32>, store: &StorePath) -> Result<advice::Replay> {
-    let (mut recorded, release) = source::load(target, (pid, None), None, store)?;
+    let (mut devices, release) = source::load(target, (pid, None), None, store)?;
+    let mut recorded = devices.swap_remove(0);
     let base = recorded.own.text.clone();
     let settings = Settings::parse(&base, release)?;
     let mut trials: Vec<Trial> = sweep(&base, "", |text| Settings::parse(text, release)).collect();
@@ -100,7 +133,7 @@ fn variable(release: Release) -> &'static str {
 }
 
 /// Returns the trials of a sweep. `set` are the user's settings, which `base` has, too. Settings that `parse` refuses are not tried,
-/// because the release does not have them.
+/// because the release does not have them; neither are settings without effect.
 fn sweep<E>(
     base: &str,
     set: &str,
@@ -108,8 +141,9 @@ fn sweep<E>(
 ) -> impl Iterator<Item = Trial> {
     SWEEP.into_iter().filter_map(move |text| {
         let merged = merged(base, text);
-        let settings = parse(&merged).ok()?;
-        Some(Trial::new(join(set, text), merged, settings))
+        let settings = parse(&merged).ok().filter(|settings| settings.backend == Backend::Native)?;
+        let is_collected = settings.collection_threshold == 0.0 || settings.fraction.is_some();
+        is_collected.then(|| Trial::new(join(set, text), merged, settings))
     })
 }
 

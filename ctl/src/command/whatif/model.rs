@@ -1,6 +1,5 @@
 //! Models of a changed program: some memory is not requested, or is larger. The program's other requests are assumed to stay the same.
 
-use crate::exit::Kind;
 use anyhow::Result;
 use gpumem_import::torch_snapshot::Requests;
 use gpumem_model::escape::escape;
@@ -13,20 +12,20 @@ const ADDED: u64 = 1 << 63;
 
 /// A change of the program: memory of a name is multiplied.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Scale {
+pub(super) struct Scale<'a> {
     /// Text that the name of the memory, or its line of the program, contains.
-    pub name: String,
+    pub name: &'a str,
     /// Factor; 0 if the memory is not requested.
     pub factor: f64,
 }
 
 /// A changed program, and the figures between which its memory is assumed to be.
-pub(super) struct Model {
-    pub(super) scale: Scale,
+pub(super) struct Model<'a> {
+    pub(super) scale: Scale<'a>,
     pub(super) ends: [Figures; 2],
 }
 
-impl Model {
+impl Model<'_> {
     /// Returns the least and the greatest peak of reserved bytes.
     pub(super) fn range(&self) -> (u64, u64) {
         let [first, second] = self.ends.each_ref().map(|figures| figures.reserved.peak);
@@ -54,23 +53,23 @@ impl Model {
     }
 }
 
-impl Scale {
+impl Scale<'_> {
     /// Passes the events of the changed program to `replay`, in two ways between which the truth is assumed to be, and returns both
-    /// results. Memory is larger: larger requests, or more of them. Memory is dropped: no requests, or each is freed at once.
+    /// results; `None` if no memory has the name. Memory is larger: larger requests, or more of them. Memory is dropped: no
+    /// requests, or each is freed at once.
     pub(super) fn apply<T>(
         &self,
         requests: &Requests,
         mut replay: impl FnMut(&mut dyn Iterator<Item = Event>) -> Result<T>,
-    ) -> Result<[T; 2]> {
-        let named = requests.named(&self.name);
+    ) -> Result<Option<[T; 2]>> {
+        let named = requests.named(self.name);
         let is_request = |(event, named): (&Event, &bool)| *named && matches!(event, Event::Request { .. });
         if !requests.events.iter().zip(&named).any(is_request) {
-            let text = format!("no memory in this recording has a name with {:?}", self.name);
-            return Err(Kind::NotFound.error(text));
+            return Ok(None);
         }
         let [first, second] =
             [false, true].map(|is_second| replay(&mut self.changed(&requests.events, &named, is_second)));
-        Ok([first?, second?])
+        Ok(Some([first?, second?]))
     }
 
     /// Returns the changed events one by one: a large factor makes far more of them than memory holds.
@@ -147,7 +146,7 @@ mod tests {
 
     #[test]
     fn larger_memory_is_larger_requests_or_more_of_them() {
-        let scale = Scale { name: String::new(), factor: 2.5 };
+        let scale = Scale { name: "", factor: 2.5 };
         assert_eq!(scale.larger(&request(7, 1000)), request(7, 2500));
         let mut events = Vec::new();
         scale.repeated(&request(7, 1000), &mut events);
@@ -164,7 +163,7 @@ mod tests {
     #[test]
     fn changed_program_is_made_event_by_event() {
         let events = vec![request(1, 10); 100_000];
-        let scale = Scale { name: String::new(), factor: 100.0 };
+        let scale = Scale { name: "", factor: 100.0 };
         let named = vec![true; events.len()];
         let mut changed = scale.changed(&events, &named, true);
         assert_eq!(changed.next(), Some(request(1, 10)));
@@ -177,7 +176,7 @@ mod tests {
         let events = [request(1, 10), request(2, 20), free(1), request(1, 30), free(2), free(1)];
         // The id 1 is used again by a request of another name.
         let named = [true, false, true, false, false, false];
-        let scale = Scale { name: String::new(), factor: 0.0 };
+        let scale = Scale { name: "", factor: 0.0 };
         let [without, at_once] =
             [false, true].map(|is_second| scale.changed(&events, &named, is_second).collect::<Vec<_>>());
         let rest = [request(2, 20), request(1, 30), free(2), free(1)];

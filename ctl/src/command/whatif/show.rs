@@ -4,7 +4,7 @@ use super::model::Model;
 use super::trials::{Recorded, Trial};
 use gpumem_model::escape::{self, escape};
 use gpumem_model::units::{Unit, plural, signed, thousands};
-use gpumem_replay::{Event, Figures, Release};
+use gpumem_replay::{Figures, Release};
 use gpumem_report::table::Table;
 use serde_json::{Value, json};
 use std::path::Path;
@@ -14,16 +14,18 @@ const BLOCK_SIZES_OFF: &str = "17 %";
 /// Version of the JSON document.
 const SCHEMA: u32 = 1;
 
+/// Answer for one device.
 pub(super) struct Shown<'a> {
     pub(super) recorded: &'a Recorded,
     /// Replays under other settings, the best first.
     pub(super) trials: &'a [Trial],
-    pub(super) models: &'a [Model],
+    pub(super) models: Vec<&'a Model<'a>>,
     pub(super) file: &'a Path,
     pub(super) release: Release,
     /// Whether the user named the release of PyTorch (`--torch`).
     pub(super) is_release_known: bool,
-    pub(super) gpu: Option<u8>,
+    /// Whether the text names the device.
+    pub(super) names_gpu: bool,
     /// Device memory in bytes that the user assumes; `None` for that of the recording.
     pub(super) memory: Option<u64>,
 }
@@ -32,13 +34,23 @@ fn amount(bytes: u64) -> String {
     Unit::for_largest(signed(bytes)).amount_with_name(signed(bytes))
 }
 
-impl Shown<'_> {
-    fn requests(&self) -> u64 {
-        let is_request = |event: &&Event| matches!(event, Event::Request { .. });
-        self.recorded.requests.events.iter().filter(is_request).count() as u64
-    }
+/// Returns the answers for each device as text, in the order of their numbers.
+pub(super) fn text(devices: &[Shown<'_>]) -> String {
+    let mut devices: Vec<&Shown<'_>> = devices.iter().collect();
+    devices.sort_by_key(|shown| shown.recorded.requests.device);
+    devices.into_iter().map(Shown::text).collect::<Vec<_>>().join("\n")
+}
 
-    pub(super) fn text(&self) -> String {
+/// Returns the answer for the first device as a JSON document, with those for others in a list.
+pub(super) fn json(devices: &[Shown<'_>]) -> String {
+    let mut answers: Vec<Value> = devices.iter().map(Shown::json).collect();
+    let others = answers.split_off(1);
+    answers[0]["other_gpus"] = others.into();
+    escape::json(&answers[0])
+}
+
+impl Shown<'_> {
+    fn text(&self) -> String {
         let own = &self.recorded.own;
         let is_same = |trial: &&Trial| trial.figures == own.figures;
         let different = self.trials.iter().filter(|trial| !is_same(trial));
@@ -46,29 +58,41 @@ impl Shown<'_> {
         let largest = rows.iter().map(|trial| signed(trial.figures.reserved.peak)).max();
         let unit = Unit::for_largest(largest.unwrap_or(0));
         let in_unit = |bytes: u64| unit.amount_with_name(signed(bytes));
-        let mut table = Table::of_numbers(0, 5);
-        table.row_with_note(["RESERVED", "ALLOCATED", "CACHED", "DRIVER CALLS", "RETRIES"], "SETTINGS");
+        let mut table = Table::of_numbers(0, 6);
+        let head = ["RESERVED", "ALLOCATED", "CACHED", "SEGMENTS", "DRIVER CALLS", "RETRIES"];
+        table.row_with_note(head, "SETTINGS");
         for trial in rows {
-            let figures = &trial.figures;
-            let cells = [
-                in_unit(figures.reserved.peak),
-                in_unit(figures.allocated_at_peak),
-                in_unit(figures.reserved.peak - figures.allocated_at_peak),
-                thousands(figures.device_allocs + figures.device_frees),
-                thousands(figures.retries),
-            ];
+            let Figures {
+                reserved, allocated_at_peak, segments, device_allocs, device_frees, retries, ..
+            } = trial.figures;
+            let cells = match trial.is_bound() {
+                true => {
+                    let unknown = || "-".to_owned();
+                    let least = format!(">= {}", in_unit(reserved.peak));
+                    [least, unknown(), unknown(), unknown(), unknown(), unknown()]
+                }
+                false => [
+                    in_unit(reserved.peak),
+                    in_unit(allocated_at_peak),
+                    in_unit(reserved.peak - allocated_at_peak),
+                    thousands(segments.peak),
+                    thousands(device_allocs + device_frees),
+                    thousands(retries),
+                ],
+            };
             table.row_with_note(cells, &self.name(trial));
         }
         let same: Vec<_> = self.trials.iter().filter(is_same).map(|trial| escape(&trial.changes)).collect();
         let same =
             if same.is_empty() { String::new() } else { format!("No difference: {}\n", same.join("; ")) };
         format!(
-            "What PyTorch {}'s allocator would have reserved: {}, {}{}\n\n{}{same}\n\
+            "What PyTorch {}'s allocator would have reserved{}: {}, {}{}\n\n{}{same}\n\
              Bytes are those at the moment of the highest reserved amount. Cached bytes are free blocks that the allocator kept.\n{}{}\n\
              {}\n{}\n",
             self.release,
+            if self.names_gpu { format!(" on GPU {}", self.recorded.requests.device) } else { String::new() },
             escape(&self.file.display().to_string()),
-            plural(self.requests(), "request"),
+            plural(self.recorded.requests.count(), "request"),
             self.memory(),
             table.text(),
             self.record_stream(unit),
@@ -138,10 +162,28 @@ impl Shown<'_> {
     }
 
     fn conclusion(&self) -> String {
-        let own = &self.recorded.own;
-        let Some(best) = self.trials.first() else {
-            return "This release has none of the settings that are tried.".into();
+        let bound = self.trials.iter().find(|trial| trial.is_bound()).map(Self::bound).unwrap_or_default();
+        let Some(best) = self.trials.first().filter(|trial| !trial.is_bound()) else {
+            return match bound.is_empty() {
+                true => "This release has none of the settings that are tried.".into(),
+                false => bound.trim_end().to_owned(),
+            };
         };
+        format!("{bound}{}", self.best(best))
+    }
+
+    /// Returns the reason for the lower bound of a trial.
+    fn bound(trial: &Trial) -> String {
+        let fails = if trial.fails() { "Memory runs out" } else { "The program may need more" };
+        format!(
+            "backend:cudaMallocAsync is not replayed, because CUDA does not document how its pool grows: {} is what the program had \
+             requested and not freed. {fails}.\n",
+            amount(trial.figures.reserved.peak)
+        )
+    }
+
+    fn best(&self, best: &Trial) -> String {
+        let own = &self.recorded.own;
         let line = format!("{}={}", super::variable(self.release), escape(&best.text));
         if best.fails() {
             return "Memory runs out under all of these settings.".into();
@@ -181,7 +223,7 @@ impl Shown<'_> {
             text += &format!(
                 " For {} of {}, the recording has only the size of the block, so other settings may be off by {BLOCK_SIZES_OFF}.",
                 thousands(requests.block_sizes),
-                plural(self.requests(), "request"),
+                plural(self.recorded.requests.count(), "request"),
             );
         }
         if requests.older.0 > 0 {
@@ -207,12 +249,11 @@ impl Shown<'_> {
         text
     }
 
-    pub(super) fn json(&self) -> String {
+    fn json(&self) -> Value {
         let requests = &self.recorded.requests;
         let trial = |trial: &Trial| {
-            let Figures {
-                reserved, allocated, allocated_at_peak, device_allocs, device_frees, retries, ..
-            } = &trial.figures;
+            let figures = &trial.figures;
+            let exact = |value: u64| (!trial.is_bound()).then_some(value);
             let failure = trial.figures.failure.map(|failure| {
                 json!({
                     "event": failure.event,
@@ -226,17 +267,18 @@ impl Shown<'_> {
             let (least, most) = trial.reserved_range();
             json!({
                 "settings": trial.text,
-                "peak_reserved_bytes": reserved.peak,
-                "peak_reserved_range": [least, most],
-                "peak_allocated_bytes": allocated.peak,
-                "allocated_at_peak_bytes": allocated_at_peak,
-                "driver_allocations": device_allocs,
-                "driver_frees": device_frees,
-                "retries": retries,
+                "peak_reserved_bytes": exact(figures.reserved.peak),
+                "peak_reserved_range": [Some(least), exact(most)],
+                "peak_allocated_bytes": exact(figures.allocated.peak),
+                "allocated_at_peak_bytes": exact(figures.allocated_at_peak),
+                "peak_segments": exact(figures.segments.peak),
+                "driver_allocations": exact(figures.device_allocs),
+                "driver_frees": exact(figures.device_frees),
+                "retries": exact(figures.retries),
                 "failure": failure,
             })
         };
-        let model = |model: &Model| {
+        let model = |model: &&Model<'_>| {
             let (least, most) = model.range();
             json!({
                 "name": model.scale.name,
@@ -246,11 +288,11 @@ impl Shown<'_> {
             })
         };
         let trials: Vec<Value> = self.trials.iter().map(trial).collect();
-        escape::json(&json!({
+        json!({
             "schema": SCHEMA,
             "release": self.release.to_string(),
-            "gpu": self.gpu,
-            "requests": self.requests(),
+            "gpu": requests.device,
+            "requests": self.recorded.requests.count(),
             "block_sizes": requests.block_sizes,
             "is_exact": self.recorded.is_exact,
             "older_blocks": requests.older.0,
@@ -263,6 +305,6 @@ impl Shown<'_> {
             "own": trial(&self.recorded.own),
             "trials": trials,
             "models": self.models.iter().map(model).collect::<Vec<Value>>(),
-        }))
+        })
     }
 }

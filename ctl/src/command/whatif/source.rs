@@ -11,8 +11,9 @@ use gpumem_runs::input::Input;
 use gpumem_runs::store::{RunId, Store};
 use std::path::Path;
 
-/// Reads the requests of `target` (see [`requests`]), and replays them under the recorded settings. `release` is the program's release
-/// of PyTorch; without it, one is assumed and returned.
+/// Reads the requests of `target` (see [`requests`]), and replays them under the recorded settings: those of each device of the
+/// process, the one with the most requests first. `release` is the program's release of PyTorch; without it, one is assumed and
+/// returned.
 ///
 /// # Errors
 /// The requests do not exist or cannot be read, or do not suffice for a replay.
@@ -21,41 +22,50 @@ pub(crate) fn load(
     place: (Option<u32>, Option<u8>),
     release: Option<Release>,
     store: &StorePath,
-) -> Result<(Recorded, Release)> {
-    let requests = requests(target, place, store)?;
-    let (recorded, release) = match release {
-        Some(release) => (Recorded::new(requests, release)?, release),
-        None => of_likely_release(requests)?,
+) -> Result<(Vec<Recorded>, Release)> {
+    let devices = requests(target, place, store)?;
+    let (devices, release) = match release {
+        Some(release) => (replayed(devices, release)?, release),
+        None => of_likely_release(devices)?,
     };
-    if recorded.lacks_streams() {
+    if devices.iter().any(Recorded::lacks_streams) {
         let what = "has only the sizes of blocks, and not the streams or private pools of this program: record it again \
                     with gpumemctl run --record FILE -- COMMAND";
         return Err(Kind::BadInput.error(format!("{}: {what}", target.display())));
     }
-    Ok((recorded, release))
+    Ok((devices, release))
+}
+
+fn replayed(devices: Vec<Requests>, release: Release) -> Result<Vec<Recorded>> {
+    devices.into_iter().map(|requests| Recorded::new(requests, release)).collect()
 }
 
 /// Replays with the rules of a release that explains the recording, for a program of unknown release.
-fn of_likely_release(mut requests: Requests) -> Result<(Recorded, Release)> {
+fn of_likely_release(mut devices: Vec<Requests>) -> Result<(Vec<Recorded>, Release)> {
     // Histories state the pool of a request from PyTorch 2.12 on.
-    if !requests.is_recording() {
-        let release = if requests.names_pools { Release::LAST } else { Release::new(11) };
-        return Ok((Recorded::new(requests, release)?, release));
+    if !devices.iter().all(Requests::is_recording) {
+        let names_pools = devices.iter().all(|requests| requests.names_pools);
+        let release = if names_pools { Release::LAST } else { Release::new(11) };
+        return Ok((replayed(devices, release)?, release));
     }
     // There are three rules for the choice among free blocks of equal size: that of releases up to 2.11, that of 2.12, and that
     // from 2.13 on.
     for release in [Release::LAST, Release::new(12), Release::new(11)] {
-        let recorded = Recorded::new(requests, release)?;
-        if recorded.is_exact {
+        let recorded = replayed(devices, release)?;
+        if recorded.iter().all(|device| device.is_exact) {
             return Ok((recorded, release));
         }
-        requests = recorded.requests;
+        devices = recorded.into_iter().map(|device| device.requests).collect();
     }
-    Ok((Recorded::new(requests, Release::LAST)?, Release::LAST))
+    Ok((replayed(devices, Release::LAST)?, Release::LAST))
 }
 
 /// Reads the requests of `target`: a run's id, a pid, or a file. `pid` selects a process of a recording, `gpu` a device.
-fn requests(target: &Path, (pid, gpu): (Option<u32>, Option<u8>), store: &StorePath) -> Result<Requests> {
+fn requests(
+    target: &Path,
+    (pid, gpu): (Option<u32>, Option<u8>),
+    store: &StorePath,
+) -> Result<Vec<Requests>> {
     let name = target.to_str().filter(|_| !target.exists()).unwrap_or_default();
     if let Ok(id) = name.parse::<RunId>() {
         return of_run(&Store::open_read_only(store.readable()?)?, id, target, gpu);
@@ -79,7 +89,7 @@ fn requests(target: &Path, (pid, gpu): (Option<u32>, Option<u8>), store: &StoreP
     })
 }
 
-fn of_run(store: &Store, id: RunId, target: &Path, gpu: Option<u8>) -> Result<Requests> {
+fn of_run(store: &Store, id: RunId, target: &Path, gpu: Option<u8>) -> Result<Vec<Requests>> {
     let pieces = store.requests(id)?;
     if pieces.is_empty() {
         store.load_head(id)?;

@@ -6,7 +6,7 @@ use anyhow::Result;
 use gpumem_import::torch_snapshot::Requests;
 use gpumem_model::units::signed;
 use gpumem_replay::{
-    Device, Event, EventReturn, Figures, Options, Release, Replay, SegmentAddresses, Settings,
+    Backend, Device, Event, EventReturn, Figures, Options, Release, Replay, SegmentAddresses, Settings,
 };
 use gpumem_report::advice;
 use std::borrow::Borrow;
@@ -40,12 +40,17 @@ impl Trial {
         self.figures.failure.is_some()
     }
 
-    /// Returns the sort key, the best first: no or late failure; then lowest peak, fewest driver calls, shortest text.
+    /// Whether the figures are lower bounds: those of the driver's own allocator.
+    pub(super) fn is_bound(&self) -> bool {
+        self.settings.backend == Backend::CudaMallocAsync
+    }
+
+    /// Returns the sort key, the best first, and bounds at the end: no or late failure; then lowest peak, fewest driver calls, shortest text.
     pub(super) fn rank(&self) -> impl Ord + use<> {
         let figures = &self.figures;
         let failed_at = figures.failure.map_or(u64::MAX, |failure| failure.event);
         let calls = figures.device_allocs + figures.device_frees;
-        (Reverse(failed_at), figures.reserved.peak, calls, self.changes.len())
+        (self.is_bound(), Reverse(failed_at), figures.reserved.peak, calls, self.changes.len())
     }
 
     /// Returns the least and the greatest peak of reserved bytes, because `record_stream` may return memory earlier or later.
@@ -75,7 +80,7 @@ impl Trial {
         let run = |returns| self.run(requests.events.iter(), release, total_bytes, returns);
         let (figures, ended_at) = run(EventReturn::AsRecorded)?;
         let is_pending = |event: &Event| matches!(event, Event::Free { is_pending: true, .. });
-        if requests.events.iter().any(is_pending) {
+        if !self.is_bound() && requests.events.iter().any(is_pending) {
             let [first, last] = [EventReturn::AtOnce, EventReturn::AtSynchronisation].map(run);
             self.ends = Some([first?.0, last?.0]);
         }
@@ -97,8 +102,7 @@ impl Trial {
             device: Device { total_bytes, other_bytes: 0 },
             addresses: SegmentAddresses::LowestFree,
             returns,
-        })
-        .map_err(|fault| Kind::Usage.error(fault.to_string()))?;
+        });
         for (number, event) in events.enumerate() {
             replay.apply(event.borrow())?;
             if replay.has_ended() {
@@ -125,6 +129,10 @@ impl Recorded {
         let settings = Settings::parse(&text, release).map_err(|error| {
             Kind::Usage.error(format!("the recorded settings: {error}; --torch names the program's release"))
         })?;
+        if settings.backend != Backend::Native {
+            let text = "the program ran with backend:cudaMallocAsync, so its requests to PyTorch's allocator are unknown";
+            return Err(Kind::BadInput.error(text));
+        }
         let total_bytes = requests.capacity.unwrap_or(UNLIMITED).min(UNLIMITED);
         let read = |requests: Requests| -> Result<Recorded> {
             let mut own = Trial::new(String::new(), text.clone(), settings.clone());
@@ -143,19 +151,24 @@ impl Recorded {
         read(first.requests.with_uncertain_releases())
     }
 
-    /// Replays a changed program under the settings of `trial`.
-    pub(super) fn model(
+    /// Replays a changed program under the settings of `trial`. Returns `None` if no memory has the name.
+    pub(super) fn model<'a>(
         &self,
-        scale: Scale,
+        scale: Scale<'a>,
         trial: &Trial,
         release: Release,
         memory: Option<u64>,
-    ) -> Result<Model> {
+    ) -> Result<Option<Model<'a>>> {
+        if trial.is_bound() {
+            return Err(
+                Kind::Usage.error("--drop and --scale need backend:native: cudaMallocAsync is not replayed")
+            );
+        }
         let total_bytes = self.total_bytes(memory);
         let ends = scale.apply(&self.requests, |events| {
             Ok(trial.run(events, release, total_bytes, EventReturn::AsRecorded)?.0)
         })?;
-        Ok(Model { ends, scale })
+        Ok(ends.map(|ends| Model { ends, scale }))
     }
 
     fn total_bytes(&self, memory: Option<u64>) -> u64 {
