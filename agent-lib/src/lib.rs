@@ -1,24 +1,4 @@
-//! `libgpumem.so`: the agent, the part of gpumemd inside of a process that uses a GPU. In a callback it never allocates, and
-//! never waits without a limit. A panic of the agent never reaches the host program. In a forked child the agent does nothing
-//! until the child initialises CUDA itself.
-//!
-//! ```text
-//! lib.rs    every exported symbol                        include/gpumem.h: the C API
-//! entry/    start, forked children, exit; the daemon's report and the agent's own
-//! sender/   the agent's thread: ring -> socket or file; resync
-//! sources/  CUPTI's callbacks, NVTX, PyTorch's allocator, Python code in the interpreter, functions of the C API
-//! naming/   names of allocations: scopes, modules, nodes of the backward pass, callers
-//! driver/   effects of driver calls: allocations, handles and mappings, pools, devices
-//! record/   records, the live table, names, the agent's status
-//! threads/  data of each thread, and the table of threads
-//! base/     memory, descriptors, locks, clocks, settings, ELF images
-//! ```
-//!
-//! A folder imports only from folders below it in this list.
-//!
-//! The symbols in this file are the whole interface: the driver calls `InitializeInjection`, NVTX libraries call
-//! `InitializeInjectionNvtx2`, programs call the others through gpumem.h. Strings are null, or UTF-8 ending with 0; other bytes
-//! are shown like `\xE9`.
+#![doc = include_str!("../README.md")]
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 #![allow(clippy::unused_unit)] // the exports table states every result
 

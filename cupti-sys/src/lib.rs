@@ -1,18 +1,4 @@
-//! Ids and layouts of CUPTI, and the few driver calls that the agent makes. NVIDIA's libraries are loaded at run time; the
-//! crate contains no NVIDIA code.
-//!
-//! ```text
-//! ids.rs      callback ids of the driver, resource and state domains
-//! params.rs   layouts of driver calls' parameters
-//! data.rs     arguments of a callback
-//! library.rs  dlopen and dlsym
-//! api.rs      functions of libcupti, and their results
-//! driver.rs   functions of the libcuda that is already loaded in the process
-//! nvtx.rs     tables that NVTX passes to an injected library
-//! ```
-//!
-//! Ids and layouts are the same in CUPTI 11.7 to 13.5, so one table is enough for all versions. C enums are plain integers,
-//! because a newer library may use values that this crate does not know.
+#![doc = include_str!("../README.md")]
 
 mod api;
 mod data;

@@ -1,18 +1,4 @@
-//! The daemon: sources -> ledger -> views.
-//!
-//! ```text
-//! source      the system -> records: agent (processes that loaded our library), nvml, process (/proc), kernel (its log)
-//! aggregator  owns the ledger: takes records, builds runs, publishes the state that views read, writes the recording
-//! run_writer  the thread that writes runs to the store
-//! view        published state -> clients: prometheus, page and control over http
-//! limits      shares of each user: connections, bytes, log lines, time
-//! config      configuration file -> settings
-//! app         assembles the daemon: the only file that names sources and views
-//! service     systemd: notifications, and connections that outlive the daemon
-//! ```
-//!
-//! One thread runs everything except the store and the recording, which have their own threads because they wait for disks. NVML
-//! runs in a child process (see source/nvml).
+#![doc = include_str!("../README.md")]
 #![warn(missing_docs)]
 
 pub mod agent_command;

@@ -1,5 +1,4 @@
-//! Imports files of other tools: converts each file to the records that an agent or daemon would have emitted. Each format has a
-//! module.
+#![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
 mod feed;

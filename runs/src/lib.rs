@@ -1,12 +1,4 @@
-//! Builds, stores, records and exports runs. `gpumem-model` defines what a run is; this crate does not print.
-//!
-//! ```text
-//! input, recording   file -> records
-//! builder            records -> ledger -> runs; keeps series and recent readings, see readings and live_series
-//! requests           the requests to PyTorch's allocator as a compact stream, kept with a run
-//! export             a run as a file, for another machine
-//! store              runs in an SQLite file, checkpointed while they are open
-//! ```
+#![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
 pub mod builder;

@@ -1,4 +1,4 @@
-//! Each row of the table of booking rules (ledger/src/lib.rs), as short scripts: allocations, contexts, devices, losses and
+//! Each row of the table of booking rules (ledger/README.md), as short scripts: allocations, contexts, devices, losses and
 //! invalid sizes. VMM is in vmm.rs, pools in pools.rs, peaks and retags in peaks.rs, resyncs in resync.rs, samples in samples.rs.
 use crate::common::*;
 use gpumem_ledger::Class;

@@ -2,7 +2,7 @@
 //! cupti-sys. No call here is on the path of a kernel launch.
 //!
 //! docs/driver.md describes how each kind of call is counted, and why other calls are not subscribed. A test requires each call
-//! in that page. The table in ledger/src/lib.rs describes how each record is applied.
+//! in that page. The table in ledger/README.md describes how each record is applied.
 
 use cupti_sys::ids::*;
 use cupti_sys::params;
