@@ -155,7 +155,15 @@ fn other_process(report: &crate::Report<'_>, device: &Device, oom: &Oom, finding
 
 /// Returns the changes for memory that the allocator caches: a setting, graphs or streams.
 fn pool(run: &Run, device: &Device, oom: Option<&Oom>, finding: &Finding) -> Vec<Item> {
-    let most = [0, finding.bytes];
+    // A process that needs more at another moment still needs it with a perfect allocator.
+    let possible = match oom {
+        Some(_) => finding.bytes,
+        None => device.peak.tracked_bytes.unwrap_or(0) - findings::most_in_use(run, device).0,
+    };
+    if possible <= 0 {
+        return Vec::new();
+    }
+    let most = [0, finding.bytes.min(possible)];
     let captured = Cause::GraphInstantiated.name();
     let has_graphs = device.details.steps.iter().any(|step| {
         Some(step.cause.as_str()) == captured
@@ -176,6 +184,8 @@ fn pool(run: &Run, device: &Device, oom: Option<&Oom>, finding: &Finding) -> Vec
         item.estimated(most, "at most the bytes that the allocator cached and did not use")
     });
     let count = device.details.pools.iter().filter_map(|pool| pool.streams).max();
+    // Each stream has its own segments, expandable or not.
+    let setting = setting.filter(|_| oom.is_some() || count.is_none_or(|count| count <= 1));
     let streams = (count.is_none_or(|count| count > 1) && (oom.is_none() || is_apart)).then(|| {
         let change = "Reuse CUDA streams, and capture graphs into one pool: what one caches serves no other";
         let formula = match count {

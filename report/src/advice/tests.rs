@@ -94,6 +94,28 @@ fn replay_replaces_the_estimate_and_useless_settings_are_listed() {
     assert!(json.contains("\"basis\": \"replayed\""), "{json}");
 }
 
+#[test]
+fn cached_memory_is_advised_as_far_as_no_other_moment_needs_it() {
+    let mut run = fragmented(&[]);
+    let device = &mut run.devices[0];
+    device.details.ooms.clear();
+    let amounts = Amounts::from(vec![(0, 11 * GIB), (1, GIB)]);
+    device.details.timeline.points = vec![Point { time_ns: 7, amounts, rest_bytes: 0 }];
+    let changes = |run: &Run| {
+        let items = advice(run, &Evidence::default()).0.items;
+        items.into_iter().map(|item| (item.kind, item.most() / GIB)).collect::<Vec<_>>()
+    };
+    let pool =
+        |streams| Pool { name: Some(crate::names::TORCH.into()), streams: Some(streams), ..Pool::default() };
+    run.devices[0].details.pools = vec![pool(1)];
+    assert_eq!(changes(&run), [(Kind::AllocatorSetting, 4)]);
+    // Segments of one stream, expandable or not, serve no other.
+    run.devices[0].details.pools = vec![pool(13)];
+    assert_eq!(changes(&run), [(Kind::Streams, 4)]);
+    run.devices[0].details.timeline.points[0].amounts = Amounts::from(vec![(0, 15 * GIB)]);
+    assert_eq!(changes(&run), []);
+}
+
 /// Returns a run that failed in a step while it held these GiB by role and tag.
 fn holding(held: &[(Role, &str, i64)]) -> Run {
     let mut run = fragmented(&[]);

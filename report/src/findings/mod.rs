@@ -270,19 +270,29 @@ fn rank(findings: &mut Vec<Finding>) {
     findings.retain(|finding| std::mem::take(&mut is_first) || finding.share >= LEAST_SHARE);
 }
 
+/// Returns the bytes of pools that no block used.
+fn idle_of(run: &Run, amounts: &Amounts) -> i64 {
+    held(run, amounts, |cell| cell.class == Class::PoolIdle)
+}
+
+/// Returns the most tracked bytes that were in use at one moment, and that moment; `None` if it is the peak.
+pub(crate) fn most_in_use(run: &Run, device: &Device) -> (i64, Option<u64>) {
+    let peak = device.peak.tracked_bytes.unwrap_or(0).saturating_sub(idle_of(run, &device.peak.amounts));
+    let in_use = |point: &Point| point.tracked_bytes().saturating_sub(idle_of(run, &point.amounts));
+    let moments = device.details.timeline.points.iter().map(|point| (in_use(point), Some(point.time_ns)));
+    moments.max_by_key(|moment| moment.0).filter(|moment| moment.0 > peak).unwrap_or((peak, None))
+}
+
 /// Returns the finding on unused memory of pools at the peak. PyTorch returns it to the driver before a request fails, so it
 /// matters only if it is a large part of the device.
 fn unused_pool(report: &Report<'_>, device: &Device) -> Option<Finding> {
-    let idle_of = |amounts: &Amounts| held(report.run, amounts, |cell| cell.class == Class::PoolIdle);
-    let idle = idle_of(&device.peak.amounts);
+    let idle = idle_of(report.run, &device.peak.amounts);
     let used = used_or_tracked(&device.peak)?;
     let mut what = format!("{} MiB were cached by the allocator and not in use at the peak", mib(idle));
-    let in_use = |point: &Point| point.tracked_bytes().saturating_sub(idle_of(&point.amounts));
-    let fullest = device.details.timeline.points.iter().max_by_key(|point| in_use(point));
     let at_peak = device.peak.tracked_bytes.unwrap_or(0).saturating_sub(idle);
-    if let Some(point) = fullest.filter(|point| in_use(point).saturating_sub(at_peak) >= idle / 2) {
-        let time = report.times().time(point.time_ns);
-        what += &format!("; {} MiB were in use at {time}", mib(in_use(point)));
+    let (in_use, time_ns) = most_in_use(report.run, device);
+    if let Some(ns) = time_ns.filter(|_| in_use.saturating_sub(at_peak) >= idle / 2) {
+        what += &format!("; {} MiB were in use at {}", mib(in_use), report.times().time(ns));
     }
     let note = note(Kind::UnusedPool, device, (idle, used), UNUSED_SHARE, what)?;
     if (idle as f64) < device.total_bytes.map_or(0, signed) as f64 * UNUSED_DEVICE_SHARE {
