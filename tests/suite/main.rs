@@ -40,6 +40,7 @@ mod python;
 mod python_package;
 mod record_on_request;
 mod recordings;
+mod replay_proof;
 mod reports;
 mod sites;
 mod soak;

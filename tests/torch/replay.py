@@ -37,7 +37,8 @@ MARKS = []
 
 def mark(*what):
     MARKS.append(what)
-    torch.cuda.memory._snapshot()
+    if torch.cuda.get_allocator_backend() == "native":
+        torch.cuda.memory._snapshot()
 
 
 def empty_cache():
@@ -324,7 +325,99 @@ def threads():
     train(model, prepared(), lambda model, batch: model(batch).sum())
 
 
-PROGRAMS = [gpt, checkpointed, fragmenting, resnet, recurrent, experts, adversarial, graphs, streams, loader, generate, lora, hostile, threads]
+def take(size):
+    return torch.empty(size, dtype=torch.uint8, device="cuda")
+
+
+def keep_below(live, most):
+    while sum(tensor.numel() for tensor in live) > most:
+        live.pop(0)
+
+
+def edges():
+    """Sizes at the limits between pools, segments and roundings."""
+    chosen = random.Random(16)
+    limits = [512, 1024, 4096, *(size * MIB for size in (1, 2, 4, 10, 12, 16, 20, 24, 32, 64))]
+    live = []
+    for number in range(1500):
+        if live and chosen.random() < 0.47:
+            live.pop(chosen.randrange(len(live)))
+        else:
+            live.append(take(chosen.choice(limits) + chosen.choice([0, -1, 1, 512, -511])))
+        keep_below(live, 700 * MIB)
+
+
+def crossing():
+    """Memory that several of five streams use."""
+    chosen = random.Random(17)
+    side = [torch.cuda.Stream() for _ in range(5)]
+    held = []
+    for number in range(500):
+        with torch.cuda.stream(chosen.choice([*side, torch.cuda.current_stream()])):
+            held.append(take(int(2 ** chosen.uniform(8, 24.5))))
+        for other in chosen.sample(side, chosen.randrange(4)):
+            with torch.cuda.stream(other):
+                held[-1].fill_(2)
+            held[-1].record_stream(other)
+        if len(held) > 30 or chosen.random() < 0.3:
+            held.pop(chosen.randrange(len(held)))
+        if number % 90 == 89:
+            torch.cuda.synchronize()
+
+
+def captures():
+    """Graphs with one pool, and requests between the captures."""
+    model = nn.Sequential(nn.Linear(768, 3072), nn.GELU(), nn.Dropout(0.1), nn.Linear(3072, 768)).cuda()
+    shared, number = torch.cuda.graph_pool_handle(), next(POOLS)
+    graphs, kept = [], []
+    stream = torch.cuda.Stream()
+    for rows in [256, 1500, 640, 3000]:
+        x = torch.zeros(rows, 768, device="cuda")
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            model(x).sum().backward()
+        torch.cuda.current_stream().wait_stream(stream)
+        graphs.append(torch.cuda.CUDAGraph())
+        with scope(torch.cuda.graph(graphs[-1], pool=shared, stream=stream), number, stream):
+            kept.append(model(model(x) * 2))
+        graphs[-1].replay()
+        more = [torch.zeros(size, 768, device="cuda") for size in lengths(18, 10, 16, 3000)]
+        del more[::2]
+    del kept, graphs
+    gc.collect()
+    mark("gone", number)
+
+
+def mempools():
+    """Requests to two pools of the program and to the default pool, in turn."""
+    chosen = random.Random(19)
+    pools = [(torch.cuda.MemPool(), next(POOLS)) for _ in range(2)]
+    for _, number in pools:
+        mark("pool", number)
+    live = []
+
+    def churn(count):
+        for _ in range(count):
+            if live and chosen.random() < 0.45:
+                live.pop(chosen.randrange(len(live)))
+            else:
+                live.append(take(int(2 ** chosen.uniform(9, 24.5))))
+            keep_below(live, 400 * MIB)
+
+    for _ in range(5):
+        churn(60)
+        for pool, number in pools:
+            with scope(torch.cuda.use_mem_pool(pool), number):
+                churn(60)
+    live.clear()
+    del pool
+    while pools:
+        mark("gone", pools.pop()[1])
+    churn(100)
+
+
+PROGRAMS = [gpt, checkpointed, fragmenting, resnet, recurrent, experts, adversarial, graphs, streams, loader, generate, lora, hostile, edges, crossing,
+            captures, mempools, threads]
 
 
 def asked(history):
@@ -353,7 +446,7 @@ def asked(history):
             yield ["return", entry["addr"]]
         elif action == "snapshot":
             what = next(marks, ("end",))
-            if what[0] in ("empty", "others", "gone"):
+            if what[0] in ("empty", "others", "pool", "gone"):
                 yield list(what)
             elif what[0] == "scope":
                 scopes.append(what[1:])
@@ -367,7 +460,9 @@ def child(program, label, text, fraction, taken, device):
     os.environ |= {"PYTORCH_CUDA_ALLOC_CONF": text, "CUDA_VISIBLE_DEVICES": str(device)}
     if fraction:
         torch.cuda.set_per_process_memory_fraction(fraction)
-    torch.cuda.memory._record_memory_history(context=None, max_entries=10_000_000)
+    has_history = torch.cuda.get_allocator_backend() == "native"
+    if has_history:
+        torch.cuda.memory._record_memory_history(context=None, max_entries=10_000_000)
     message = None
     try:
         # The first time loads modules, which take memory from the device beside the allocator.
@@ -383,7 +478,7 @@ def child(program, label, text, fraction, taken, device):
         message = str(error).split(". ")[1]
     stats = torch.cuda.memory_stats()
     free, total = torch.cuda.mem_get_info()
-    history = torch.cuda.memory._snapshot()["device_traces"][0]
+    history = torch.cuda.memory._snapshot()["device_traces"][0] if has_history else []
     told = {key.split(".")[0]: stats[key] for key in stats if key.endswith(".all.peak")}
     told |= {key: stats[key] for key in stats if key.startswith("num_")}
     line = {"program": program.__name__, "setting": label, "stats": told, "total": total, "message": message, "pid": os.getpid()}

@@ -216,7 +216,7 @@ pub(crate) struct WhatIf {
     /// Model of the program with FACTOR times as much of such memory
     #[arg(long, value_name = "NAME=FACTOR", value_parser = typed::scale)]
     pub scale: Vec<(String, f64)>,
-    /// GPU, by its number in the program [default: the first in a snapshot, the one with most requests in a recording]
+    /// GPU, by its number in the program [default: each]
     #[arg(long, value_name = "N")]
     pub gpu: Option<u8>,
     /// Process of a recording [default: the one with most requests]

@@ -1,87 +1,23 @@
 //! The model of PyTorch's caching allocator against unmodified PyTorch: one recording of a program under default settings,
 //! replayed under other settings, has the same figures as a real run of the program under these settings.
-use gpumem_replay::{Device, Event, EventReturn, Options, Release, Replay, SegmentAddresses, Settings};
+use crate::replay_proof::{self, Setting, VERSIONS, WITH_THREADS};
+use gpumem_replay::{
+    Device, Event, EventReturn, Options, PoolKind, Release, Replay, SegmentAddresses, Settings,
+};
 use gpumem_tests::live::programs::programs;
 use gpumem_tests::live::{Daemon, Job, Machine, torch, until};
 use serde_json::Value;
+use std::ffi::OsStr;
 use std::path::Path;
 use std::process::Command;
-
-/// Releases that are compared if $GPUMEM_TORCH_VERSIONS names no others. Only 2.12 chooses between equal free blocks by their age.
-const VERSIONS: [&str; 3] = ["2.4.1", "2.12.1", "2.15.0"];
-
-/// The programs of tests/torch/replay.py; threads of the last one make requests in an order that differs from run to run.
-const PROGRAMS: [&str; 14] = [
-    "gpt",
-    "checkpointed",
-    "fragmenting",
-    "resnet",
-    "recurrent",
-    "experts",
-    "adversarial",
-    "graphs",
-    "streams",
-    "loader",
-    "generate",
-    "lora",
-    "hostile",
-    "threads",
-];
-
-/// Programs whose results depend on when a stream finishes.
-const WITH_STREAMS: [&str; 3] = ["streams", "loader", "hostile"];
 
 /// Settings under which the agent's recordings and snapshots of programs are made: the default, and with little free memory.
 const RECORDED: [&str; 2] = ["default", "small"];
 
-/// A setting: its name, the process's share of the device, bytes that something else takes, the text.
-struct Setting {
-    name: &'static str,
-    fraction: Option<f64>,
-    taken_bytes: u64,
-    text: &'static str,
-    /// First release line that has it.
-    since: u16,
-}
-
-const fn plain(name: &'static str, text: &'static str) -> Setting {
-    Setting { name, fraction: None, taken_bytes: 0, text, since: 1 }
-}
-
-const fn share(name: &'static str, fraction: f64, text: &'static str) -> Setting {
-    Setting { fraction: Some(fraction), ..plain(name, text) }
-}
-
-const SETTINGS: [Setting; 14] = [
-    plain("default", ""),
-    plain("expandable", "expandable_segments:True"),
-    plain("split32", "max_split_size_mb:32"),
-    plain("round4", "roundup_power2_divisions:4"),
-    plain("roundlist", "roundup_power2_divisions:[1:2,4:8,16:4,>:2]"),
-    share("collection", 0.04, "garbage_collection_threshold:0.6"),
-    share("fraction", 0.05, ""),
-    share("expandablefraction", 0.035, "expandable_segments:True"),
-    share("splitfraction", 0.045, "max_split_size_mb:24"),
-    share("collectionsplit", 0.045, "garbage_collection_threshold:0.5,max_split_size_mb:32"),
-    Setting { taken_bytes: 15_300_000_000, ..plain("small", "") },
-    Setting { taken_bytes: 15_500_000_000, ..plain("smallexpandable", "expandable_segments:True") },
-    Setting { since: 11, ..plain("segment64", "large_segment_size_mb:64") },
-    Setting { since: 6, ..plain("rounding64", "max_split_size_mb:24,max_non_split_rounding_mb:64") },
-];
+/// Programs whose memory is compared with the bound for the driver's own pool. The simulated driver frees no memory of graphs.
+const WITH_DRIVER_POOL: [&str; 5] = ["gpt", "resnet", "streams", "generate", "hostile"];
 
 impl Setting {
-    /// Returns the argument of tests/torch/replay.py.
-    fn argument(&self) -> String {
-        let fraction = self.fraction.map(|fraction| format!("@{fraction}")).unwrap_or_default();
-        let taken = if self.taken_bytes > 0 { format!("-{}", self.taken_bytes) } else { String::new() };
-        format!("{}{fraction}{taken}={}", self.name, self.text)
-    }
-
-    /// Returns whether it limits no memory.
-    fn is_unlimited(&self) -> bool {
-        self.fraction.is_none() && self.taken_bytes == 0
-    }
-
     /// Replays the recording of a program's default run. Returns the figures by torch's names for them.
     fn replay(&self, release: Release, recorded: &Value) -> Vec<(&'static str, u64)> {
         let mut settings = Settings::parse(self.text, release).expect("a valid text");
@@ -137,6 +73,10 @@ impl Setting {
             "others" => Event::OtherMemory { bytes: other_bytes + self.taken_bytes },
             "scope" => Event::ScopeBegins { pool: small(1) },
             "leave" => Event::ScopeEnds { pool: small(1) },
+            "pool" => Event::PoolBegins {
+                pool: small(1),
+                kind: PoolKind::User { has_own_allocator: false, no_split: false, use_on_oom: false },
+            },
             "gone" => Event::PoolEnds { pool: small(1) },
             kind => panic!("{kind}"),
         }
@@ -164,19 +104,6 @@ fn real(run: &Value) -> Vec<(&'static str, u64)> {
     figures
 }
 
-/// Checks the row of a release in the table of docs/whatif.md, or writes it.
-fn check_table(version: &str, cells: &str) {
-    let path = gpumem_tests::structure::root().join("docs/whatif.md");
-    let page = std::fs::read_to_string(&path).expect("the page");
-    let (begin, row) = (format!("| {version} |"), format!("| {version} | {cells} |"));
-    if std::env::var_os("UPDATE_GOLDEN").is_some() {
-        let lines = page.lines().map(|line| if line.starts_with(&begin) { row.as_str() } else { line });
-        std::fs::write(path, lines.collect::<Vec<_>>().join("\n") + "\n").expect("written");
-    } else if page.contains(&begin) {
-        assert!(page.contains(&row), "docs/whatif.md lacks: {row}");
-    }
-}
-
 /// Checks that a replay has the figures of a real run. With threads, each of a program's two runs may need one segment more.
 fn assert_same(
     setting: &Setting,
@@ -185,7 +112,7 @@ fn assert_same(
     real: &[(&str, u64)],
     what: &str,
 ) {
-    if program != "threads" {
+    if program != WITH_THREADS {
         assert_eq!(replayed, real, "{what}");
         return;
     }
@@ -214,7 +141,7 @@ impl Proof {
         let wheel = torch::wheel(version)?;
         let release: Release =
             wheel.version.split('@').next().expect("a version").parse().expect("a release");
-        let settings = SETTINGS.iter().filter(|setting| Release::new(setting.since) <= release).collect();
+        let settings = replay_proof::settings(release).collect();
         Some(Proof { version: version.to_owned(), wheel, release, settings })
     }
 
@@ -222,16 +149,20 @@ impl Proof {
         self.settings.iter().find(|setting| run["setting"] == setting.name).expect("a setting")
     }
 
+    /// Returns the names of programs that this release can run.
+    fn programs(&self, is_chosen: impl Fn(&replay_proof::Program) -> bool) -> Vec<&'static str> {
+        replay_proof::programs(self.release).filter(|one| is_chosen(one)).map(|one| one.name).collect()
+    }
+
     /// Runs programs under settings, all in one process's children. Returns one line for each run.
     fn runs(
         &self,
         machine: &Machine,
         programs: &[&str],
-        settings: &[&str],
-        environment: &[(&str, &Path)],
+        settings: &[&Setting],
+        environment: &[(&str, &OsStr)],
     ) -> Vec<Value> {
-        let arguments = |setting: &&&Setting| settings.is_empty() || settings.contains(&setting.name);
-        let arguments: Vec<_> = self.settings.iter().filter(arguments).map(|one| one.argument()).collect();
+        let arguments: Vec<_> = settings.iter().map(|setting| setting.argument()).collect();
         let expected = programs.len() * arguments.len();
         let arguments: Vec<&str> =
             programs.iter().copied().chain(arguments.iter().map(String::as_str)).collect();
@@ -261,8 +192,11 @@ impl Proof {
     fn check_recordings(&self, machine: &Machine, runs: &[Value]) {
         let agent = programs().ours.join("libgpumem.so");
         let files = machine.dir.join("%p.gpumem");
-        let environment = [("CUDA_INJECTION64_PATH", agent.as_path()), ("GPUMEM_RECORD", files.as_path())];
-        let recordings = self.runs(machine, &PROGRAMS, &RECORDED, &environment);
+        let environment =
+            [("CUDA_INJECTION64_PATH", agent.as_os_str()), ("GPUMEM_RECORD", files.as_os_str())];
+        let mut recorded = self.settings.clone();
+        recorded.retain(|setting| RECORDED.contains(&setting.name));
+        let recordings = self.runs(machine, &self.programs(|_| true), &recorded, &environment);
         let file = |run: &Value| machine.dir.join(format!("{}.gpumem", run["pid"]));
         for run in &recordings {
             let told = whatif(&self.wheel, &file(run), &[]);
@@ -280,6 +214,25 @@ impl Proof {
             }
             let told = whatif(&self.wheel, &file(default_run(&recordings, run)), &["--set", setting.text]);
             assert_trial(&told, setting, run, &self.what(run));
+        }
+    }
+
+    /// Checks that programs have at least the computed memory if the driver's own pool serves their requests.
+    fn check_bound(&self, machine: &Machine, runs: &[Value]) {
+        let setting = replay_proof::plain("driver", "backend:cudaMallocAsync");
+        // The backend is chosen when PyTorch is loaded.
+        let environment = [("PYTORCH_CUDA_ALLOC_CONF", OsStr::new(setting.text))];
+        let programs = self.programs(|program| WITH_DRIVER_POOL.contains(&program.name));
+        for run in &self.runs(machine, &programs, &[&setting], &environment) {
+            let bound = setting.replay(self.release, default_run(runs, run));
+            let bound = bound.iter().find(|(name, _)| *name == "reserved_bytes").expect("a figure").1;
+            let real = |name: &str| run["stats"][name].as_u64().expect("a figure");
+            let (reserved, allocated) = (real("reserved_bytes"), real("allocated_bytes"));
+            assert!(
+                bound > 0 && bound <= allocated && allocated <= reserved,
+                "{}: {bound} {run}",
+                self.what(run)
+            );
         }
     }
 
@@ -369,18 +322,18 @@ fn replay_of_one_recording_has_the_figures_of_real_runs_under_other_settings() {
     let versions = torch::named_versions().unwrap_or_else(|| VERSIONS.map(str::to_owned).to_vec());
     for proof in versions.iter().filter_map(|version| Proof::new(version)) {
         let machine = torch::machine(&[]);
-        let runs = proof.runs(&machine, &PROGRAMS, &[], &[("SNAPSHOTS", &machine.dir)]);
+        let (programs, snapshots) = (proof.programs(|_| true), [("SNAPSHOTS", machine.dir.as_os_str())]);
+        let runs = proof.runs(&machine, &programs, &proof.settings, &snapshots);
         proof.check_requests(&runs);
         // On a busy machine, memory that another stream may use returns only when the program waits for the device.
         let late = torch::machine(&["cuda.busy=1"]);
-        let late_runs = proof.runs(&late, &WITH_STREAMS, &[], &[]);
+        let with_streams = proof.programs(|program| program.has_streams);
+        let late_runs = proof.runs(&late, &with_streams, &proof.settings, &[]);
         proof.check_requests(&late_runs);
+        proof.check_bound(&machine, &runs);
         proof.check_recordings(&machine, &runs);
         proof.check_snapshots(&machine, &runs);
-        let with_threads = runs.iter().filter(|run| run["program"] == "threads").count();
-        let equal = [runs.len() - with_threads, late_runs.len(), with_threads];
-        let cells = equal.map(|count| format!("{count} of {count}")).join(" | ");
-        check_table(&proof.version, &format!("{} | {cells}", proof.settings.len()));
+        replay_proof::check_row(&proof.version, proof.release);
     }
 }
 
