@@ -545,6 +545,18 @@ mod tests {
     }
 
     #[test]
+    fn end_of_a_private_pool_keeps_the_memory_of_the_default_pool() {
+        let mut recording = Recording::new();
+        recording.segment(BASE, 2 * MIB);
+        recording.block(BASE, 512, asked(0, 0, 1));
+        recording.free(BASE);
+        recording.release(BASE, 2 * MIB);
+        let requests = recording.requests().expect("a recording");
+        let ends = [Event::PoolEnds { pool: 1 }, Event::EmptyCache { pool: Some(1) }];
+        assert_eq!(requests.events[requests.events.len() - 2..], ends);
+    }
+
+    #[test]
     fn missing_records_are_refused_and_missing_requests_are_counted() {
         let mut recording = Recording::new();
         recording.segment(BASE, 2 * MIB);
