@@ -133,7 +133,7 @@ fn cuda_malloc_async_has_a_lower_bound_only() {
         text.contains(">= 31.0 MiB") && text.contains("CUDA does not document how its pool grows"),
         "{text}"
     );
-    assert!(!text.contains("Least:"), "a bound is no saving: {text}");
+    assert!(!text.contains("Least:"), "a bound is not a saving: {text}");
     let trial = &snapshot.json(&bound)["trials"][0];
     assert_eq!(trial["peak_reserved_range"], serde_json::json!([31 * MIB + 1, null]));
     assert!(trial["peak_reserved_bytes"].is_null() && trial["failure"].is_null(), "{trial}");
