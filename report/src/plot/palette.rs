@@ -48,10 +48,10 @@ const COLORS: [[Color; 2]; RANKS] = [
     [Color(0x8c, 0xcf, 0xf2), Color(0x8c, 0xcf, 0xf2)], // sky
     [Color(0x9a, 0x3f, 0x78), Color(0xba, 0x5c, 0x97)], // purple
     [Color(0xa6, 0xd9, 0xb8), Color(0xa6, 0xd9, 0xb8)], // mint
-    [Color(0x3b, 0x3f, 0x8c), Color(0x7a, 0x5c, 0xc8)], // indigo
+    [Color(0x3b, 0x3f, 0x8c), Color(0x5a, 0x5e, 0xd0)], // indigo
     [Color(0xc0, 0x9c, 0x84), Color(0xd8, 0xb4, 0x8c)], // tan
     [Color(0x6b, 0x54, 0x2a), Color(0x94, 0x78, 0x44)], // brown
-    [Color(0x6a, 0x9a, 0xe8), Color(0xd2, 0xfa, 0xa2)], // periwinkle
+    [Color(0x6a, 0x9a, 0xe8), Color(0x8a, 0xa0, 0xf8)], // periwinkle
 ];
 
 /// Categories of the built-in rules with the number of their colour. Categories that are often stacked on each other differ in
@@ -223,6 +223,28 @@ mod tests {
                 let far = one.iter().zip(other).map(|(a, b)| (a - b).powi(2)).sum::<f64>().sqrt();
                 assert!(far > 0.1, "{theme} {number}: {far}");
             }
+        }
+    }
+
+    /// Returns the hue of a colour in degrees.
+    fn hue(Color(r, g, b): Color) -> f64 {
+        let [r, g, b] = [r, g, b].map(f64::from);
+        let (most, least) = (r.max(g).max(b), r.min(g).min(b));
+        let sector = if most == r {
+            (g - b) / (most - least)
+        } else if most == g {
+            2.0 + (b - r) / (most - least)
+        } else {
+            4.0 + (r - g) / (most - least)
+        };
+        (60.0 * sector).rem_euclid(360.0)
+    }
+
+    #[test]
+    fn a_category_has_the_same_hue_in_both_themes() {
+        for (number, [light, dark]) in COLORS.into_iter().enumerate() {
+            let far = (hue(light) - hue(dark)).abs();
+            assert!(far.min(360.0 - far) < 20.0, "{number}: {} and {}", hue(light), hue(dark));
         }
     }
 

@@ -2,6 +2,7 @@
 
 use super::widgets::{GREY, Look};
 use gpumem_report::Composition;
+use gpumem_report::plot::palette::{self, RANKS};
 use gpumem_report::text::BLOCKS;
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
@@ -33,15 +34,20 @@ pub(crate) enum LayerKind {
     Opaque,
 }
 
-/// Colours of categories, which are distinguishable on light and dark backgrounds.
-const COLORS: [u8; 10] = [4, 2, 5, 6, 1, 12, 10, 13, 14, 9];
-const REST: Color = Color::Indexed(3);
-const OPAQUE: Color = Color::Indexed(11);
+/// Maximum number of categories with a layer of their own.
+const MOST: usize = 10;
+/// The terminal's colour for each colour of the palette, so that a category looks as on a page. Only brown has no colour of its
+/// own: it is that of tan.
+const COLORS: [u8; RANKS] = [4, 3, 2, 11, 1, 14, 5, 10, 12, 9, 9, 13];
+const REST: Color = Color::Indexed(7);
+const OPAQUE: Color = Color::Indexed(6);
 
 /// Returns the layers from the bottom: categories in the order of `names`, then the rest, opaque pools and idle memory.
 pub(crate) fn layers(names: impl Iterator<Item = String>) -> Vec<Layer> {
     let layer = |kind, color, letter| Layer { kind, color, letter };
-    let named = names.map(LayerKind::Category).zip(COLORS.map(Color::Indexed)).zip('a'..);
+    let names: Vec<String> = names.take(MOST).collect();
+    let colors = palette::numbers(&names).into_iter().map(|number| Color::Indexed(COLORS[number % RANKS]));
+    let named = names.into_iter().map(LayerKind::Category).zip(colors).zip('a'..);
     let mut layers: Vec<Layer> = named.map(|((kind, color), letter)| layer(kind, color, letter)).collect();
     layers.push(layer(LayerKind::Rest, REST, '+'));
     layers.push(layer(LayerKind::Opaque, OPAQUE, 'O'));
@@ -196,6 +202,17 @@ mod tests {
         let chart = drawn(&[Some(&held(3, 1, 0))], 2, 4, true);
         assert_eq!([chart[(0, 0)].symbol(), chart[(0, 1)].symbol()], ["▄", "█"], "half of a cell");
         drawn(&[Some(&held(-5, 3, 0))], 2, 0, true);
+    }
+
+    #[test]
+    fn a_category_has_the_same_colour_beside_any_others() {
+        let colors = |names: &[&str]| -> Vec<Color> {
+            let layers = layers(names.iter().map(|name| (*name).to_owned()));
+            layers.into_iter().take(names.len()).map(|layer| layer.color).collect()
+        };
+        let all = colors(&["model/h.0", "gradients", "parameters"]);
+        assert_eq!([all[2], all[1]], [colors(&["parameters"])[0], colors(&["gradients"])[0]]);
+        assert!(all[0] != all[1] && all[0] != all[2]);
     }
 
     #[test]
