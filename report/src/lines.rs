@@ -94,16 +94,17 @@ impl Lines {
 
     /// Adds a sentence, wrapped at the terminal's width, with indented continuation lines.
     pub(crate) fn prose(&mut self, text: &str) {
-        self.wrapped("", text);
+        self.indented("", text);
     }
 
     /// Adds an indented sentence that belongs to the line above.
     pub(crate) fn inset(&mut self, text: &str) {
-        self.wrapped("  ", text);
+        self.indented("  ", text);
     }
 
-    fn wrapped(&mut self, indent: &str, text: &str) {
-        let width = self.width.map_or(usize::MAX, |width| width.max(NARROWEST) - indent.len());
+    /// Adds a sentence after an indentation, wrapped at the terminal's width.
+    pub(crate) fn indented(&mut self, indent: &str, text: &str) {
+        let width = self.width.map_or(usize::MAX, |width| width.max(NARROWEST).saturating_sub(indent.len()));
         wrap(text, width).iter().for_each(|line| self.line(&format!("{indent}{line}")));
     }
 
@@ -116,7 +117,7 @@ impl Lines {
         } else {
             self.line(line);
             let depth = line.len() - line.trim_start_matches(' ').len();
-            self.line(&format!("{}{GAP}{note}", " ".repeat(depth)));
+            self.indented(&format!("{}{GAP}", " ".repeat(depth)), note);
         }
     }
 }
@@ -159,6 +160,13 @@ mod tests {
         assert_eq!(wrap("incomprehensible to me", 8), ["incomprehensible", "  to me"]);
         assert_eq!(wrap("a b", 0), ["a", "  b"]);
         assert_eq!(wrap("", 5), [""]);
+    }
+
+    #[test]
+    fn note_of_a_row_is_wrapped_below_the_row() {
+        let mut out = Lines::new(Some(24));
+        out.with_note("Untrackable  523.3", "context 498.0, modules 12.0, rounding 13.3");
+        assert_eq!(out.lines, ["Untrackable  523.3", "  context 498.0, modules", "    12.0, rounding 13.3"]);
     }
 
     #[test]

@@ -281,7 +281,7 @@ fn report_without_a_name_is_of_my_last_run_under_a_private_daemon() {
         let (report, chosen) = ctl(&["report"]);
         assert!(report.contains(&format!("  {pid} ")), "{pid}: {chosen}{report}");
         assert!(
-            chosen.starts_with("your newest run: ") && chosen.contains(&format!("{pid}, ")),
+            chosen.starts_with("your newest run: ") && chosen.contains(&format!("{pid} ")),
             "{pid}: {chosen}"
         );
     }

@@ -13,6 +13,7 @@ pub(crate) use out_of_memory::{
 };
 
 use crate::{Report, held, ooms, used_or_tracked};
+use gpumem_model::cell::HIDDEN_TAG;
 use gpumem_model::run::{Amounts, Class, Device, Fate, Oom, Run, State};
 use gpumem_model::timeline::Point;
 use gpumem_model::units::{plural, signed, thousands};
@@ -147,7 +148,8 @@ impl Finding {
     /// Returns the sentence on the finding, with the recommended change in brackets.
     pub fn sentence(&self) -> String {
         let advice = self.advice.as_ref().map(|advice| format!(" ({advice})")).unwrap_or_default();
-        format!("{}{advice}", self.what)
+        let what = self.what.replace(HIDDEN_TAG, "memory whose name is not shown here");
+        format!("{what}{advice}")
     }
 
     /// Returns a sentence without names that the program or another process chose, for readers who may not see them.
@@ -500,8 +502,8 @@ mod tests {
             run.devices[0].peak = Moment { tracked_bytes: Some(100 << 20), amounts, ..Moment::default() };
             text::lines(&Report::new(&run, Groupings::default(), None)).remove(0)
         };
-        assert!(line(30, 70).ends_with("cached by the allocator 70 MiB, 70 %"), "{}", line(30, 70));
-        assert!(line(60, 40).ends_with("model 60 MiB, 60 %"), "{}", line(60, 40));
+        assert!(line(30, 70).ends_with("cached by the allocator 70.0 MiB, 70 %"), "{}", line(30, 70));
+        assert!(line(60, 40).ends_with("model 60.0 MiB, 60 %"), "{}", line(60, 40));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use crate::{Report, held, oom, used_or_tracked};
 use gpumem_model::escape::escape;
 use gpumem_model::run::{Class, Fate, State};
 use gpumem_model::time::Times;
-use gpumem_model::units::thousands;
+use gpumem_model::units::{Unit, thousands};
 
 /// Returns a line on how memory ran out, if it did, and then the lines of the findings.
 pub fn lines(report: &Report<'_>) -> Vec<String> {
@@ -84,7 +84,9 @@ fn no_problem(report: &Report<'_>) -> Option<String> {
     let (name, bytes) = parts.into_iter().max_by_key(|(_, bytes)| *bytes)?;
     (is_known && ended_well).then(|| {
         let share = 100.0 * bytes as f64 / total as f64;
-        let what = format!("{} {} MiB", escape(&name), mib(bytes));
+        // In the unit of the table below the line.
+        let unit = Unit::for_largest(total);
+        let what = format!("{} {}", escape(&name), unit.amount_with_name(bytes));
         format!("no problem found; largest part at the peak: {what}, {share:.0} %")
     })
 }

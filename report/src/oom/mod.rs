@@ -15,7 +15,7 @@ use super::Report;
 use crate::encode::object;
 use crate::findings::{self, Findings};
 use crate::labels::{device_name, exit, label_with_pid, pid};
-use crate::lines::span;
+use crate::lines::{Lines, span};
 use crate::ooms;
 use gpumem_model::ending::Ending;
 use gpumem_model::escape::escape;
@@ -42,6 +42,8 @@ pub struct OomOptions<'a> {
     pub all: bool,
     /// Runs of the other processes of the job.
     pub job: &'a [Run],
+    /// Columns of the terminal, at which the short form is wrapped; `None` for no terminal.
+    pub width: Option<usize>,
 }
 
 /// An out-of-memory record with its device, and its number: pressure records are numbered separately from all others.
@@ -79,8 +81,13 @@ fn entries<'r>(run: &'r Run) -> Vec<Entry<'r>> {
 /// Returns the text form: the causes of the OOM that decides the outcome (see `findings::decisive`), or with `verbose` or `all`
 /// each OOM in full.
 pub fn text(report: &Report<'_>, form: OomOptions<'_>) -> String {
-    let lines = if form.verbose || form.all { long(report, form) } else { answer::lines(report, form.job) };
-    printed(&lines).map(|line| line + "\n").collect()
+    let is_long = form.verbose || form.all;
+    let mut out = Lines::new(form.width.filter(|_| !is_long));
+    for line in if is_long { long(report, form) } else { answer::lines(report, form.job) } {
+        let text = line.trim_start_matches(' ');
+        out.indented(&line[..line.len() - text.len()], text);
+    }
+    out.lines.into_iter().map(|line| line + "\n").collect()
 }
 
 /// Returns the long form. OOMs that ended the process, or may have, are shown in full. Survived ones are shown in full too, if

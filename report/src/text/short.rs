@@ -119,7 +119,7 @@ pub(super) fn lines(
         _ => super::overview::overview(report, times, false, &mut out),
     }
     out.line("");
-    out.prose(&format!("data: {}", data(report)));
+    out.prose(&format!("data: {}{}", quality(report), distance_of_reading(report)));
     notes(run, max_lines.saturating_sub(out.lines.len() + LINES_AFTER_NOTES), &mut out);
     prose::navigation(report, false, &mut out);
     out.lines
@@ -216,9 +216,9 @@ fn rows(
     };
     let text = |amount: Option<i64>| amount.map_or("-".to_owned(), |amount| unit.print(amount));
     let near = if has_older_gap(moment) { "~" } else { "" };
-    let grows = |row: &Row| findings.iter().any(|finding| finding.structures.first() == Some(&row.name));
+    let growth_of = |row: &Row| findings.iter().find(|finding| finding.structures.first() == Some(&row.name));
     let mut lines: Vec<Line> = Vec::new();
-    let (mut whole, mut causes) = (None, Vec::new());
+    let (mut whole, mut causes, mut others) = (None, Vec::new(), None);
     for (row, amount) in statement.rows.iter().zip(amounts) {
         let mut cells = [name(row), text(amount)];
         let mut row_note = String::new();
@@ -238,10 +238,23 @@ fn rows(
                 causes.push(cells.join(" "));
                 continue;
             }
-            _ if grows(row) => row_note = "<- grows".to_owned(),
-            _ => {}
+            part => {
+                let of = |finding: &Finding| match finding.names.first().filter(|_| part == Part::Others) {
+                    Some((name, _)) => format!("<- {} grows", clean_name(name)),
+                    None => "<- grows".to_owned(),
+                };
+                row_note = growth_of(row).map(of).unwrap_or_default();
+            }
+        }
+        if row.part == Part::Others {
+            others = Some(lines.len());
         }
         lines.push(Line { cells, bytes: row.bytes[0], note: row_note });
+    }
+    // The largest row is the first one, even if it has no name.
+    if let Some(others) = others {
+        let at = lines[..others].iter().take_while(|line| line.bytes >= lines[others].bytes).count();
+        lines[at..=others].rotate_right(1);
     }
     if let Some(untrackable) = lines.last_mut().filter(|_| !causes.is_empty()) {
         untrackable.note = causes.join(", ");
@@ -284,7 +297,7 @@ fn device_line(report: &Report<'_>, device: &Device, moment: &Moment, out: &mut 
 }
 
 /// Returns `complete`, or the reasons why the numbers are not complete.
-fn data(report: &Report<'_>) -> String {
+pub(crate) fn quality(report: &Report<'_>) -> String {
     let run = report.run;
     let coverage = &run.coverage;
     let mut words = prose::warnings(run);
@@ -306,14 +319,17 @@ fn data(report: &Report<'_>) -> String {
     if words.is_empty() {
         words.push("complete".to_owned());
     }
-    for device in &run.devices {
-        let moment = moment(report, device).0;
-        if moment.gap_distance_ns != 0 && run.devices.len() == 1 {
-            let distance = gap_distance(run, &moment);
-            words.push(format!("~ NVML was read {distance} the moment of the table"));
-        }
-    }
     words.join("; ")
+}
+
+/// Returns how far the reading of NVML is from the moment of the table; empty if there is no distance or more than one table.
+fn distance_of_reading(report: &Report<'_>) -> String {
+    let [device] = report.run.devices.as_slice() else { return String::new() };
+    let moment = moment(report, device).0;
+    if moment.gap_distance_ns == 0 {
+        return String::new();
+    }
+    format!("; ~ NVML was read {} the moment of the table", gap_distance(report.run, &moment))
 }
 
 /// Adds at most `max_notes` notes (the run's caveats), and the number of the others.

@@ -166,9 +166,21 @@ fn a_late_agent_says_what_torch_said_itself() {
 }
 
 /// The long form.
-const LONG: OomOptions<'static> = OomOptions { verbose: true, all: false, job: &[] };
+const LONG: OomOptions<'static> = OomOptions { verbose: true, all: false, job: &[], width: None };
 
 /// Another user's memory is the first cause, whether or not it has just grown.
+#[test]
+fn answer_is_wrapped_between_words() {
+    let mut said = Machine::new();
+    said.train();
+    said.run_out();
+    let run = said.run();
+    let of_width = |width| oom::text(&report(&run, None), OomOptions { width, ..OomOptions::default() });
+    let (narrow, wide) = (of_width(Some(43)), of_width(None));
+    assert!(narrow.lines().all(|line| line.len() <= 43), "{narrow}");
+    assert!(narrow.split_whitespace().eq(wide.split_whitespace()), "{narrow}{wide}");
+}
+
 #[test]
 fn answer_names_the_cause_and_what_fits_without_it() {
     let mut said = Machine::new();

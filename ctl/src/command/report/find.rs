@@ -365,8 +365,6 @@ pub(crate) fn newest(args: &Args) -> Result<Option<Found>> {
         return newest(&Args { with_oom: false, ..args.clone() });
     };
     let process = &reply.run.process;
-    let command = process.facts.get("command").or(process.facts.get("comm"));
-    let command = command.map(|command| format!(", {}", escape(command))).unwrap_or_default();
     let why = if args.with_oom { "your newest run that ran out of memory" } else { "your newest run" };
     let (pid, others) = (process.pid, "gpumemctl runs and ps list others");
     Ok(Some(match origin {
@@ -376,7 +374,7 @@ pub(crate) fn newest(args: &Args) -> Result<Option<Found>> {
                 true => String::new(),
                 false => format!(", known to the daemon at {}", daemon.socket.path.display()),
             };
-            eprintln!("{why}: pid {pid}{command}, {is}{at} ({others})");
+            eprintln!("{why}: pid {pid}, {is}{at} ({others})");
             let words = [vec![pid.to_string()], args.source.words(), socket.clone()].concat();
             found_in_daemon(reply, words, &daemon, &socket, args)
         }
@@ -384,7 +382,7 @@ pub(crate) fn newest(args: &Args) -> Result<Option<Found>> {
             let is_usual = args.source.store.readable().is_ok_and(|usual| usual == path);
             let of = if is_usual { String::new() } else { format!(" of {}", path.display()) };
             let id = reply.id.as_deref().unwrap_or_default();
-            eprintln!("{why}: {id}{of}, pid {pid}{command} ({others})");
+            eprintln!("{why}: {id}{of}, pid {pid} ({others})");
             let mut found = Found::stored(reply, args);
             if !is_usual && args.source.store.words().is_empty() {
                 found.command.extend(["--store".to_owned(), path.to_string_lossy().into_owned()]);

@@ -4,7 +4,7 @@ use super::find::{self, Found, What, stored_runs_of_job};
 use super::{found, past, report};
 use crate::args::{Oom, Report as Args, names_device, quoted_suffix};
 use crate::client::{Daemon, RunReply, RunSelector};
-use crate::output::print;
+use crate::output::{print, width};
 use anyhow::Result;
 use gpumem_model::owner::Owner;
 use gpumem_model::run::{Device, Run};
@@ -23,7 +23,11 @@ pub(crate) fn oom(args: &Oom) -> Result<()> {
     let formatted = |run: &Run, (id, command): (Option<String>, String), job: &[Run]| -> Result<String> {
         let mut report = report(run, &args)?;
         (report.id, report.command) = (id, command);
-        Ok(if args.json { oom::json(&report) } else { oom::text(&report, OomOptions { verbose, all, job }) })
+        Ok(if args.json {
+            oom::json(&report)
+        } else {
+            oom::text(&report, OomOptions { verbose, all, job, width: width() })
+        })
     };
     let Found { what, command } = found(&args)?;
     print(&match what {
