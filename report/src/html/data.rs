@@ -235,6 +235,8 @@ fn process(context: Context<'_>, room: &mut usize) -> impl Serialize + use<> {
         verdict: panel.verdict,
         warnings: panel.warnings,
         coverage: panel.coverage,
+        // `complete`, or why the numbers are not.
+        data: escape(&text::quality(report)),
         covered: run.coverage.covered,
         open: run.state == State::Open,
         tail: panel.tail,

@@ -4,7 +4,7 @@ function start() {
   const [process] = DATA.processes;
   document.getElementById("text").open = false;
   document.getElementById("main").append(
-    h("header", {}, h("h1", {}, h("bdi", {}, DATA.title.replaceAll("  ", " · "))), PLACES.length > 1 || !process ? null : process.coverage.slice(0, 2).map((line) => h("p", { class: "soft" }, h("bdi", {}, line)))),
+    h("header", {}, h("h1", {}, h("bdi", {}, title().command)), answer, h("p", { class: "soft" }, h("bdi", {}, title().rest)), PLACES.length > 1 || !process ? null : origin(process)),
     links, tools(), over, panel);
   document.body.append(h("footer", {}, `Made by gpumemctl ${DATA.program} from one run: nothing in this file asks a network for anything.`,
     DATA.thinned ? " The run has more than fits into 5 MB: it lacks single blocks, then points of courses and small names." : ""));

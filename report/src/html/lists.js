@@ -22,9 +22,9 @@ function deviceStrip(process, device) {
   return h("figure", { id: "strip" },
     h("div", { class: "strip", "aria-hidden": "true" }, parts.map(([name, bytes], at) =>
       at === 0 ? piece("mine", bytes, pieces.map((row) => piece(colorClass(ROW_COLOR[row.part] ?? row.code ?? "others"), row.shown))) : piece(color(name), bytes))),
-    h("figcaption", { class: "keys" }, h("span", { class: "soft" }, `${momentName(process)}:`),
+    h("figcaption", { class: "keys" }, h("span", { class: "soft" }, `${momentName(process)}, ${unit().name}:`),
       parts.map(([name, bytes], at) => h("span", {}, at === 0 ? null : swatch(color(name)), `${name} `, h("b", { "data-bytes": String(bytes) }, print(steps[at])))),
-      parts.length > 1 ? h("span", {}, "= the device ", h("b", {}, `${print(round(total))} ${unit().name}`)) : null));
+      parts.length > 1 ? h("span", {}, "= the device ", h("b", {}, print(round(total)))) : null));
 }
 
 // memory_allocated + idle = memory_reserved; + outside + predates + Untrackable = used.

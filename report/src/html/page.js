@@ -76,6 +76,31 @@ function overview() {
       PLACES.length > 1 ? h("tfoot", {}, h("tr", {}, several ? h("td") : null, h("th", { scope: "row" }, "sum of the known values"), keys.map(columnSum), h("td"), h("td", { class: "optional" }))) : null)));
 }
 
+// The conclusions, above everything else.
+const answer = h("div", { id: "answer" });
+const MOST_ANSWERS = 5;
+
+// Returns what the top of the page says: of one device its summary, of several the processes with a problem.
+function conclusions() {
+  if (PLACES.length === 1) return verdict(PLACES[0].process, PLACES[0].device);
+  const lines = DATA.processes.filter(hasProblem).map((process) => h("p", { class: "alert" }, h("bdi", {}, `${process.label}, pid ${process.pid}: ${process.verdict[0]}`)));
+  const more = lines.length - MOST_ANSWERS;
+  return [lines.slice(0, MOST_ANSWERS), more > 0 ? h("p", { class: "soft" }, `${thousands(more)} more processes have findings`) : null];
+}
+const hasProblem = (process) => process.verdict.length > 0 && !process.verdict[0].startsWith("no problem");
+
+// Returns the line that states where the numbers are from and whether they are complete.
+function origin(process) {
+  const data = h("a", { href: "#coverage" }, h("bdi", {}, `data: ${process.data}`));
+  return h("p", { class: "soft" }, process.coverage[0] ? [h("bdi", {}, process.coverage[0]), " · "] : null, data);
+}
+
+// Divides the title into the command and what identifies the process.
+function title() {
+  const [command, ...rest] = DATA.title.split("  ").filter(Boolean);
+  return { command, rest: rest.join(" · ") };
+}
+
 // Returns the summary: findings, how the process ended, its last OOM, and the memory it used.
 function verdict(process, device) {
   const detail = device.detail;
@@ -85,14 +110,15 @@ function verdict(process, device) {
   const [row] = detail.statements[state.by];
   const size = device.total === null ? "" : ` of ${withUnit(device.total)}`;
   const used = row.bytes[1] ?? row.bytes[0];
+  // Untrackable memory was measured at another time, so the sum is not exact.
+  const about = row.carried[row.bytes[1] === null ? 0 : 1] ? "about " : "";
   const said = used === null ? (device.peak_tracked === null ? "" : `Tracked ${withUnit(device.peak_tracked)}${size} at its peak.`)
-    : `It used ${withUnit(used)}${size}${row.bytes[1] === null ? " at the end." : ` at the peak${process.covered ? " of tracked memory" : ""}, ${time(process.clock, device.peak_t)}.`}`;
-  const isWell = process.verdict[0]?.startsWith("no problem");
+    : `It used ${about}${withUnit(used)}${size}${row.bytes[1] === null ? " at the end." : ` at the peak${process.covered ? " of tracked memory" : ""}, ${time(process.clock, device.peak_t)}.`}`;
   // A verdict about the last OOM has the record's sentence.
   const isTold = process.verdict[0]?.startsWith("OUT OF MEMORY");
   const record = h("a", { href: "#oom" }, "the record");
   return [
-    process.verdict.map((line, at) => h("p", isWell ? {} : { class: "alert", role: "note" }, h("bdi", {}, line), at === 0 && isTold && last ? [" ", record] : null)),
+    process.verdict.map((line, at) => h("p", !hasProblem(process) ? {} : { class: "alert", role: "note" }, h("bdi", {}, line), at === 0 && isTold && last ? [" ", record] : null)),
     process.ending ? h("p", { class: "alert", role: "note" }, h("b", {}, "How it ended: "), h("bdi", {}, process.ending)) : null,
     last && !isTold ? h("p", { class: "alert", role: "note" }, h("b", {}, last.kind === "oom" ? "Memory ran out. " : "Memory may have run out. "), h("bdi", {}, last.lines[0] ?? ""), " ", h("bdi", {}, last.lines.findLast((line) => line.startsWith("verdict"))?.replace(/^verdict\s+/, "— ") ?? ""), " ",
       record) : null,
@@ -127,7 +153,7 @@ function devicePanel({ process, device }) {
   };
   compose();
   return [
-    title, alerts, several ? h("p", { class: "soft" }, h("bdi", {}, process.coverage[1] ?? process.coverage[0] ?? "")) : null, verdict(process, device), strip,
+    title, alerts, several ? h("p", { class: "soft" }, h("bdi", {}, process.coverage[1] ?? process.coverage[0] ?? "")) : null, several ? verdict(process, device) : null, strip,
     section("summary", "Summary", "Where it went, and when", h("div", { class: "pair summary" }, table.table, course.figure)),
     blocks?.made, composed,
     bridge(process, device), gapSteps(process, device), iterations(device), counters(process), ooms(process, device), words(process, device),
@@ -148,6 +174,9 @@ const over = h("div", {});
 const links = h("nav", { "aria-label": "parts of the report" });
 
 function render({ focus }) {
+  // An unchanged text keeps the focus on its link.
+  const told = h("div", {}, conclusions());
+  if (told.textContent !== answer.textContent) answer.replaceChildren(...told.childNodes);
   over.replaceChildren(...(PLACES.length > 1 ? [overview()] : []));
   const made = PLACES.length ? devicePanel(here()) : [h("p", {}, "No GPU memory was seen."), ...DATA.processes.map((process) => [counters(process), words(process, {})])];
   panel.replaceChildren(...made.flat(4).filter(Boolean));

@@ -87,8 +87,9 @@ function statement(process, device) {
     const cell = h("td", { class: "n cursor" });
     cursorCells.push(cell);
     const total = row.part === "used" || row.part === "tracked" || row.part === "untrackable";
-    const name = h("th", { scope: "row" }, swatch(ROW_COLOR[row.part] ?? row.code), h("bdi", { title: row.name }, row.name), row.note ? h("span", { class: "soft note" }, row.note) : null);
-    return h("tr", { class: `d${depthOf(rows, at)}${total ? " total" : ""}`, "data-part": row.part },
+    const name = h("th", { scope: "row" }, swatch(ROW_COLOR[row.part] ?? row.code), h("bdi", {}, path(row.name)), row.note ? h("span", { class: "soft note" }, row.note) : null);
+    const isZero = !total && steps.every((column) => !column[at]);
+    return h("tr", { class: `d${depthOf(rows, at)}${total ? " total" : ""}${isZero ? " zero" : ""}`, "data-part": row.part },
       name, cells, cell);
   });
   const isCarried = rows.some((row) => row.carried[0] || row.carried[1]);

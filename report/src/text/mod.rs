@@ -23,6 +23,7 @@ use crate::lines::Lines;
 use crate::panel::{Panel, Table};
 use gpumem_model::run::Device;
 use gpumem_model::time::Times;
+pub(crate) use short::quality;
 
 /// Size and form of the text.
 #[derive(Debug, Clone, Copy)]

@@ -12,7 +12,7 @@ fn bar_groupings_paths_and_tags_show_the_chosen_moment() {
     let Some(mut page) = Opened::of("moment", &run) else { return };
     let points = &run.devices[0].details.timeline.points;
     let peak = page.eval(SHOWN);
-    assert!(peak[0].as_str().is_some_and(|caption| caption.starts_with("at the peak:")), "{peak}");
+    assert!(peak[0].as_str().is_some_and(|caption| caption.starts_with("at the peak, MiB:")), "{peak}");
     let tracked = |page: &mut Opened| {
         page.eval("here().device.detail.course.tracked[pointAt(here().device.detail, state.chosen.t)]")
     };

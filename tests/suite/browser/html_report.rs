@@ -441,6 +441,35 @@ fn page_is_small_and_reproducible() {
 }
 
 #[test]
+fn answer_is_above_everything_else() {
+    for has_oom in [false, true] {
+        let Some(mut page) = Opened::of("answer", &training(Training { has_oom, ..Training::SMALL })) else {
+            return;
+        };
+        let verdict = page.eval("DATA.processes[0].verdict.filter((line) => !document.getElementById('answer').textContent.includes(line))");
+        assert_eq!(verdict, json!([]));
+        assert!(
+            !has_oom
+                || page
+                    .eval("document.getElementById('answer').textContent")
+                    .to_string()
+                    .contains("OUT OF MEMORY")
+        );
+        let above = "(() => { const bottom = document.getElementById('answer').getBoundingClientRect().bottom; return ['nav', '.tools', '#strip', '#statement'].filter((part) => document.querySelector(part).getBoundingClientRect().top < bottom); })()";
+        assert_eq!(page.eval(above), json!([]));
+    }
+}
+
+#[test]
+fn narrow_page_shows_whole_names() {
+    let Some(mut page) = Opened::of("names", &training(Training::SMALL)) else { return };
+    page.eval("document.querySelector('input[name=by][value=\"2\"]').click()");
+    page.browser.show(360, 800, false);
+    let cut = page.eval("[...document.querySelectorAll('#statement th bdi')].filter((name) => name.scrollWidth > name.clientWidth).map((name) => name.textContent)");
+    assert_eq!(cut, json!([]));
+}
+
+#[test]
 fn page_fits_every_window_in_light_and_dark() {
     let to = std::env::var_os("GPUMEM_PICTURES").map(PathBuf::from);
     let job: Vec<Run> = (0..4)

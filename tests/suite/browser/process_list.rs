@@ -49,8 +49,7 @@ fn processes_are_readable_sorted_and_found() {
     let link = browser.eval("document.querySelector('#ended a').getAttribute('href')");
     browser.visit(&place.url(link.as_str().expect("a path")));
     wait(&mut browser, "its report", "document.querySelector('#statement [data-part=tracked]') !== null");
-    let shown = browser
-        .eval("document.querySelector('.asof').textContent + document.querySelector('h1').textContent");
+    let shown = browser.eval("document.querySelector('header').textContent");
     let shown = shown.to_string();
     assert!(
         shown.contains("ended; last numbers as of") && shown.contains(&large.pid().to_string()),

@@ -247,9 +247,10 @@ function drawNode() {
   if (node === null) return;
   const all = node.devices.map(deviceOf);
   const none = h("p", { "data-key": "none" }, "No device: ", h("bdi", {}, node.nvml.reason || "NVML has none"), ". ", h("code", {}, "gpumemctl doctor"), " says more.");
-  const fresh = h("div", { id: "panel" }, all.length ? [findingsSection(), endedSection(), devicesTable(all), claimsLine(node.claims), ...all.filter((of) => !isIdle(of)).map(deviceSection), idleSection(all.filter(isIdle))] : [none, claimsLine(node.claims)]);
+  const fresh = h("div", { id: "panel" }, all.length ? [endedSection(), devicesTable(all), claimsLine(node.claims), ...all.filter((of) => !isIdle(of)).map(deviceSection), idleSection(all.filter(isIdle))] : [none, claimsLine(node.claims)]);
   const active = document.activeElement;
   const where = window.scrollY;
+  updateTree(answer, h("div", { id: "answer" }, all.length ? findingsSection() : null));
   updateTree(panel, fresh);
   // If the row with the focus has moved, it has lost the focus.
   if (active?.isConnected && document.activeElement !== active && panel.contains(active)) active.focus({ preventScroll: true });

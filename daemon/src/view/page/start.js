@@ -87,9 +87,9 @@ function startProcess(key) {
     const last = JSON.stringify(PLACES.map(({ process, device }) => [process.clock.base, process.clock.base_ns, device.last_t]));
     if (moved.t !== last) moved = { t: last, at: performance.now() };
     const [process] = data.processes;
-    headline.replaceChildren(h("bdi", {}, data.title.replaceAll("  ", " · ")));
+    headline.replaceChildren(h("bdi", {}, title().command));
     document.title = `pid ${process.pid} · GPU memory`;
-    subtitle.replaceChildren(...(PLACES.length > 1 ? [] : process.coverage.slice(0, 2).map((line) => h("p", { class: "soft" }, h("bdi", {}, line)))));
+    subtitle.replaceChildren(h("p", { class: "soft" }, h("bdi", {}, title().rest)), PLACES.length > 1 ? "" : origin(process));
     pageFooter.textContent = `gpumemd ${data.program}. ${isOpen() ? "This page sends it one request every two seconds, and none to others. " : ""}${data.tags ? "" : "It shows categories; gpumemctl report " + process.pid + " shows tags to their owner."}`;
     const names = JSON.stringify([data.unit, data.groupings.map((grouping) => grouping.names.length > 0), isOpen()]);
     if (names !== signature) {
@@ -119,7 +119,7 @@ function start() {
   const [, key] = /^\/process\/(\d+\.\d+)$/.exec(location.pathname) ?? [];
   panel.replaceChildren(h("p", { class: "soft" }, "gpumemd is asked …"));
   document.getElementById("main").replaceChildren(
-    h("header", {}, key ? h("p", { class: "back" }, h("a", { href: "/" }, "all devices")) : null, headline, h("p", { class: "soft asof" }, asOf), subtitle, announcer, problemBox),
+    h("header", {}, key ? h("p", { class: "back" }, h("a", { href: "/" }, "all devices")) : null, headline, h("p", { class: "soft asof" }, asOf), answer, subtitle, announcer, problemBox),
     key ? links : "", toolbar, key ? over : "", panel);
   document.body.append(pageFooter);
   if (key) startProcess(key);
