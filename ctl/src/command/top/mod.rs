@@ -28,6 +28,7 @@ mod widgets;
 
 use crate::args::Top as Args;
 use crate::client::Daemon;
+use crate::exit::Kind;
 use crate::output::{print, size, unicode};
 use anyhow::{Result, anyhow};
 use events::{Event, Reply};
@@ -63,11 +64,15 @@ fn look(is_live: bool) -> Look {
 
 fn once(args: &Args, daemon: Daemon) -> Result<()> {
     let mut state = State::new(args);
-    let Reply { ps, process } = events::poll_daemon(&mut Some(daemon), args.socket.as_deref(), args.pid);
-    if let (Err(why), _) | (_, Some((_, Err(why)))) = (&ps, &process) {
+    let Reply { ps, process: of_process } =
+        events::poll_daemon(&mut Some(daemon), args.socket.as_deref(), args.pid);
+    if let (Err(why), _) | (_, Some((_, Err(why)))) = (&ps, &of_process) {
         return Err(anyhow!("{why}"));
     }
-    state.update(Reply { ps, process })?;
+    if let Some((pid, Ok(None))) = &of_process {
+        return Err(Kind::NotFound.error(process::no_run(*pid)));
+    }
+    state.update(Reply { ps, process: of_process })?;
     let width = size().map_or(PIPED, |(width, _)| width);
     let area = Rect::new(0, 0, width, u16::try_from(state.enough_rows()).unwrap_or(u16::MAX));
     let mut frame = Buffer::empty(area);

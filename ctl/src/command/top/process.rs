@@ -36,6 +36,10 @@ const LEAST_NAME: usize = 14;
 const NOTE_WIDTH: usize = 16;
 /// Minimum width of a row's bar plus the blanks between all columns.
 const LEAST_BAR: usize = 22;
+/// Columns for name, bar and note below which there is no note, and only a short bar.
+const NARROW: usize = 40;
+/// Width of a short bar plus the blanks between all columns.
+const SHORT_BAR: usize = 12;
 
 /// A row below the chart.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -87,9 +91,7 @@ impl Process {
                 self.refresh();
                 None
             }
-            Ok(None) => {
-                Some(format!("the daemon has no run of pid {pid} that you may see (gpumemctl doctor {pid})"))
-            }
+            Ok(None) => Some(no_run(pid)),
             Err(error) => Some(error),
         };
     }
@@ -277,8 +279,12 @@ impl Process {
         let amount = |column: usize| {
             widest(&|row| width_of(&row.cells[column])).max(width_of(&table.heads[0][column]))
         };
-        let (last, peak, note) = (amount(0), amount(1), widest(&|row| width_of(&row.note)).min(NOTE_WIDTH));
-        let names = usize::from(area.width).saturating_sub(last + peak + note + LEAST_BAR);
+        let (last, peak) = (amount(0), amount(1));
+        let room = usize::from(area.width).saturating_sub(last + peak);
+        // A narrow terminal has no room for notes and bars beside whole names.
+        let is_narrow = room < NARROW;
+        let note = if is_narrow { 0 } else { widest(&|row| width_of(&row.note)).min(NOTE_WIDTH) };
+        let names = room.saturating_sub(note + if is_narrow { SHORT_BAR } else { LEAST_BAR });
         let name =
             widest(&|row| 1 + row.depth + width_of(&row.name)).clamp(LEAST_NAME, names.clamp(LEAST_NAME, 60));
         let widths = [length(name), length(last), length(peak), Constraint::Fill(1), length(note)];
@@ -344,6 +350,11 @@ fn name_line(row: &panel::Row, sign: Option<Span<'static>>, columns: usize) -> L
     let room = columns.saturating_sub(1 + row.depth);
     let name = if row.name.contains('/') { shorten(&row.name, room, true) } else { row.name.clone() };
     Line::from_iter([sign.unwrap_or_else(|| " ".into()), Span::from(" ".repeat(row.depth) + &name)])
+}
+
+/// Returns the message on a process that the daemon does not know or does not show to this user.
+pub(crate) fn no_run(pid: u32) -> String {
+    format!("the daemon has no run of pid {pid} that you may see (gpumemctl doctor {pid})")
 }
 
 fn report<'r>(run: &'r Run, id: Option<&String>, by: Option<GroupBy>) -> Report<'r> {

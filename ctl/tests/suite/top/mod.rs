@@ -318,6 +318,11 @@ fn a_pipe_gets_one_frame() {
     assert!(text.contains("1 GPU, 2 processes") && !text.contains("60021"), "{text}");
     let (code, message) = failure(&site.folder.run(&["top", "--device", "9"]));
     assert!(code == 3 && message.contains("there are: 0"), "{message}");
+    let (code, message) = failure(&site.folder.run(&["top", "52110"]));
+    assert!(
+        code == 3 && message.contains("no run of pid 52110") && message.contains("doctor 52110"),
+        "{message}"
+    );
     let (code, message) = failure(&site.folder.run(&["top", "--interval", "0"]));
     assert!(code == 2 && message.contains("0.1 to 3600 seconds"), "{message}");
     let (code, message) = failure(&site.folder.run(&["top", "--socket", "/nowhere"]));
