@@ -18,7 +18,7 @@ PLAIN_PATHS := $(shell for flag in $(RUSTFLAGS); do printf '%s\037' "$$flag"; do
   printf -- '--remap-path-prefix=%s/registry/src/=crates/\037--remap-path-prefix=%s/=' "$${CARGO_HOME:-$$HOME/.cargo}" "$$PWD")
 build deb rpm tarball image wheel bench: export CARGO_ENCODED_RUSTFLAGS := $(PLAIN_PATHS)
 
-.PHONY: build fake-gpu demo reports test test-all soak race kills fuzz lint figures bench wheel clean
+.PHONY: build fake-gpu demo reports test test-all soak race kills fuzz lint figures shots bench wheel clean
 .PHONY: install uninstall deb rpm tarball image sizes reproducible deny advisories
 
 build:
@@ -45,6 +45,10 @@ reports: $(if $(filter command line environment,$(origin PROGRAMS)),,build)
 	  printf '\n$$ gpumemctl report %s\n' "$$(basename "$$log")"; \
 	  "$(PROGRAMS)"/gpumemctl report "$$log" || exit 1; \
 	done
+
+# Pictures of all pages and of terminals on a simulated GPU, for people who change them. Needs Chromium and tmux.
+shots: fake-gpu $(if $(filter command line environment,$(origin PROGRAMS)),,build)
+	@tests/tools/screenshot.sh "$(PROGRAMS)" $(FAKE) --set $(TARGET)/shots
 
 lint:
 	$(CARGO) fmt --all --check
