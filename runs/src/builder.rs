@@ -2,7 +2,7 @@
 //! daemon use it. A cell of a run is one kind of memory (one tag, role, phase, ...); a moment is the state of a device at one
 //! time.
 
-use crate::readings::{ListedProcesses, ProcessSeries, Processes, RecentReadings};
+use crate::readings::{ListedProcesses, ProcessSeries, Processes, Reading, RecentReadings};
 use gpumem_ledger::{
     AccountRef, AccountView, CellView, ClosedSample, DeviceView, Ledger, Limits, Origin, ProcessKey,
     ProcessView, Snapshot, WINDOW_NS, Window, sparse,
@@ -68,14 +68,12 @@ impl RunBuilder {
         else {
             return;
         };
-        let listed = self.ledger.listed(device, number);
-        if let Some(reading) = self.readings.entry(device, number) {
-            reading.agreed = Some(agreed);
-            // The samples of this reading are complete only after their agents sent all records up to it; NVML's list is complete
-            // now.
-            if let Some(listed) = listed {
-                reading.listed = listed.iter().map(|&(key, used)| (Some(used), key)).collect();
-            }
+        // The samples of this reading are complete only after their agents sent all records up to it; NVML's list is complete now.
+        if let Some(listed) = self.ledger.listed(device, number)
+            && let Some(reading) = self.readings.entry(device, number)
+        {
+            reading.agreed = Some((agreed, Arc::clone(listed)));
+            reading.sampled = Vec::new();
         }
     }
 
@@ -92,7 +90,7 @@ impl RunBuilder {
                 && let Some(reading) = self.readings.entry(device, sample.number)
                 && reading.agreed.is_none()
             {
-                reading.listed.push((sample.used_bytes.ok(), key));
+                reading.sampled.push((sample.used_bytes.ok(), key));
             }
             let process = self.processes.entry(key).or_default();
             process.samples += 1;
@@ -311,7 +309,8 @@ impl RunBuilder {
         run_device.details.faults = faults_of(process, device);
         // The other processes on the device are those that NVML listed in the reading of this process's last sample.
         let number = last.map(|sample| sample.number);
-        let remembered = number.and_then(|number| self.readings.get(index, number)?.agreed);
+        let remembered = number.and_then(|number| self.readings.get(index, number)?.agreed.as_ref());
+        let remembered = remembered.map(|(agreed, _)| *agreed);
         let agreed = remembered.or(device.agreed.filter(|agreed| Some(agreed.number) == number));
         if let Some(number) = number {
             tenants.fill_in(index, number, process, &mut run_device);
@@ -335,11 +334,12 @@ impl Sink for RunBuilder {
             self.width_ns = 1;
         }
         self.ledger.observe(origin, record);
-        if self.ledger.has_output() {
-            self.take_finished();
-        }
+        // A reading that is noted first needs no list of its samples.
         if let gpumem_wire::Body::SampleEnd { number, .. } = record.body {
             self.note_reading(number);
+        }
+        if self.ledger.has_output() {
+            self.take_finished();
         }
     }
 
@@ -405,7 +405,7 @@ impl Tenants {
             let covered = process.coverage.covered;
             let place = |account: &AccountView| Some((account.device?, complete(covered, account)?.number));
             for (device, number) in process.accounts.iter().filter_map(place) {
-                let listed = || readings.get(device, number).map(|reading| reading.listed.clone());
+                let listed = || readings.get(device, number).map(Reading::listed);
                 tenants.entry((device, number)).or_insert_with(|| listed().unwrap_or_default());
             }
         }

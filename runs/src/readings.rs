@@ -8,6 +8,7 @@ use crate::live_series::LiveSeries;
 use gpumem_ledger::{AccountRef, AgreedReading, ProcessKey};
 use gpumem_model::coverage::PartStart;
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 
 /// Number of readings kept for each device. If an agent is silent, its sample is completed up to half a second after the reading.
 const READINGS: usize = 64;
@@ -36,6 +37,8 @@ impl ProcessSeries {
         let at = match self.series.iter().position(|(known, _)| *known == place) {
             Some(at) => at,
             None => {
+                // Most processes use one device.
+                self.series.reserve_exact(1);
                 self.series.push((place, LiveSeries::new(width_ns)));
                 self.series.len() - 1
             }
@@ -56,10 +59,21 @@ pub(crate) type ListedProcesses = Vec<(Option<u64>, ProcessKey)>;
 /// One NVML reading of a device's memory and processes.
 #[derive(Debug, Default)]
 pub(crate) struct Reading {
-    /// Memory of the device, if it was the same before and after NVML's list of processes was read.
-    pub agreed: Option<AgreedReading>,
-    /// Processes in NVML's list: all of them if `agreed` is present.
-    pub listed: ListedProcesses,
+    /// Memory of the device, if it was the same before and after NVML's list of processes was read, and that list. Readings share
+    /// the list while it does not change.
+    pub agreed: Option<(AgreedReading, Arc<[(ProcessKey, u64)]>)>,
+    /// Processes with a sample of this reading, while `agreed` is absent.
+    pub sampled: ListedProcesses,
+}
+
+impl Reading {
+    /// Returns the processes in NVML's list, as far as they are known.
+    pub fn listed(&self) -> ListedProcesses {
+        match &self.agreed {
+            Some((_, listed)) => listed.iter().map(|&(key, used)| (Some(used), key)).collect(),
+            None => self.sampled.clone(),
+        }
+    }
 }
 
 /// The last readings of each device. A run lists the other processes in the reading of its last sample. When the run is made,
@@ -114,10 +128,10 @@ mod tests {
         };
         for number in [5, 3, 9, 5, 4, 9] {
             let key = ProcessKey { pid: 1, start_ticks: number };
-            readings.entry(2, number).expect("there is room").listed.push((None, key));
+            readings.entry(2, number).expect("there is room").sampled.push((None, key));
         }
         assert_eq!(numbers(&readings), [3, 4, 5, 9]);
-        assert_eq!(readings.get(2, 5).map(|reading| reading.listed.len()), Some(2));
+        assert_eq!(readings.get(2, 5).map(|reading| reading.listed().len()), Some(2));
         for number in 10..10 + READINGS as u64 - 4 {
             assert!(readings.entry(2, number).is_some());
         }

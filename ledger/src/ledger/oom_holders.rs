@@ -37,7 +37,7 @@ impl Ledger {
 
     /// Returns the processes that NVML listed in the reading with this number, with their used bytes. `None` unless it is the
     /// device's last reading during which memory did not change.
-    pub fn listed(&self, device: usize, number: u64) -> Option<&[(ProcessKey, u64)]> {
+    pub fn listed(&self, device: usize, number: u64) -> Option<&Arc<[(ProcessKey, u64)]>> {
         let listing = self.listings.get(&device)?;
         (listing.agreed.number == number).then_some(&listing.listed)
     }
@@ -45,7 +45,7 @@ impl Ledger {
     /// Keeps the process list of a reading for processes without an agent, and updates the newest OOM entries.
     pub(crate) fn remember_listing(&mut self, device: usize, listing: &Arc<Listing>) {
         let read_ns = listing.agreed.reading.time_ns;
-        for (key, _) in &listing.listed {
+        for (key, _) in listing.listed.iter() {
             let process = self.by_key.get(key).and_then(|&index| self.processes.get_mut(index));
             if let Some(process) = process
                 && !process.coverage.covered

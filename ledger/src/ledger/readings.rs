@@ -106,7 +106,12 @@ impl Ledger {
             _ => None,
         };
         if let Some(agreed) = self.devices[device].agreed {
-            let listing = Arc::new(Listing::new(agreed, reading.processes));
+            let last = self.listings.get(&device).map(|last| &last.listed);
+            let listed = match last.filter(|last| ***last == *reading.processes) {
+                Some(last) => Arc::clone(last),
+                None => reading.processes.into(),
+            };
+            let listing = Arc::new(Listing::new(agreed, listed));
             self.remember_listing(device, &listing);
             self.listings.insert(device, listing);
         }

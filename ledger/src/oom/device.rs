@@ -3,6 +3,7 @@
 use crate::base::device::AgreedReading;
 use crate::base::identity::ProcessKey;
 use gpumem_model::run::{DeviceReading, Holder, OomDevice};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Maximum number of processes that are listed one by one; the others are one sum.
@@ -12,13 +13,14 @@ const MAX_HOLDERS: usize = 16;
 #[derive(Debug)]
 pub(crate) struct Listing {
     pub agreed: AgreedReading,
-    pub listed: Vec<(ProcessKey, u64)>,
+    /// Readings share the list while it does not change.
+    pub listed: Arc<[(ProcessKey, u64)]>,
     /// Highest used bytes of the device from this reading to the next one; atomic because the listing is shared.
     highest_bytes: AtomicU64,
 }
 
 impl Listing {
-    pub fn new(agreed: AgreedReading, listed: Vec<(ProcessKey, u64)>) -> Self {
+    pub fn new(agreed: AgreedReading, listed: Arc<[(ProcessKey, u64)]>) -> Self {
         let highest_bytes = AtomicU64::new(agreed.reading.used_bytes);
         Listing { agreed, listed, highest_bytes }
     }

@@ -31,7 +31,7 @@ impl Process {
         } else if self.stream.silent || self.ended.is_some() || self.stream.done_ns >= t0_ns {
             self.mark(&mut pending, false);
         }
-        self.samples.pending.push(pending);
+        push(&mut self.samples.pending, pending);
         self.samples.mark_doubtful_until(self.stream.known_from_ns);
         self.samples.set_boundary(self.stream.has_watermarks);
     }
@@ -152,7 +152,7 @@ impl Process {
         if sample.tracked_bytes.is_some() && !sample.partial {
             self.add_sample_to_trends(book, sample.t0_ns, &sample.amounts);
         }
-        self.samples.closed.push((book, sample));
+        push(&mut self.samples.closed, (book, sample));
         self.outdate_view(book);
     }
 
@@ -215,4 +215,12 @@ impl Process {
             self.holdings.restart_history(now_ns);
         }
     }
+}
+
+/// Adds an element to a list. Most processes use one device, and a list's usual first growth would be to four elements.
+fn push<T>(list: &mut Vec<T>, element: T) {
+    if list.capacity() == 0 {
+        list.reserve_exact(1);
+    }
+    list.push(element);
 }

@@ -3,6 +3,7 @@ use crate::common::joined::*;
 use crate::common::*;
 use gpumem_ledger::{ClosedSample, PeakGap, STALE_AFTER_NS};
 use gpumem_wire::*;
+use std::sync::Arc;
 
 /// The gap of the peak. Its parts, which sum to it, are tested elsewhere.
 fn peak_gap(s: &Script) -> Option<PeakGap> {
@@ -456,6 +457,19 @@ fn unaccounted_needs_readings_that_agree() {
     assert_eq!(unaccounted(&s), None, "a reading is missing");
     device_reading(&mut s, 5000, 500, 500, Some(150), 7);
     assert_eq!(unaccounted(&s), None, "the list failed");
+}
+
+#[test]
+fn readings_share_the_list_of_processes_while_it_does_not_change() {
+    let mut s = with_hundred();
+    let mut list = |t0, used| {
+        device_reading(&mut s, t0, 500, 500, Some(used), 0);
+        let listed = s.ledger.listed(0, t0).expect("no memory changed");
+        Arc::clone(listed)
+    };
+    let [first, equal, changed] = [(1000, 150), (2000, 150), (3000, 160)].map(|(t0, used)| list(t0, used));
+    assert!(Arc::ptr_eq(&first, &equal));
+    assert_eq!((&*first, &*changed), (&[(KEY, 150)][..], &[(KEY, 160)][..]));
 }
 
 #[test]
