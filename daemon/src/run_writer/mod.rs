@@ -61,6 +61,9 @@ const FOUND_BYTES: usize = 32 << 20;
 /// Interval at which freed memory is returned to the system. Each return takes some milliseconds. The C library keeps free memory
 /// below the last used block, so a daemon that once served sixty processes would seem to grow with each later process.
 const TRIM_INTERVAL: Duration = Duration::from_secs(60);
+/// Time after the start at which freed memory is first returned. Most of it is free then, because the runs of all processes have
+/// been made for the first time.
+const FIRST_TRIM: Duration = Duration::from_secs(5);
 
 const ANSWER: Duration = Duration::from_secs(2);
 /// Duration of a disk operation after which the thread counts as stuck: it gets no more requests, and `doctor` reports it.
@@ -364,12 +367,12 @@ struct WriterThread {
 
 impl WriterThread {
     fn run(mut self, inbox: &Receiver<WriterRequest>) {
-        let mut trimmed = Instant::now();
+        let mut next_trim = Instant::now() + FIRST_TRIM;
         self.write_all();
         loop {
             let next_try = (lock(&self.shared.queue).size().0 > 0).then_some(self.next_try);
             let next = next_try.map_or(self.sweeper.next, |next_try| next_try.min(self.sweeper.next));
-            let wait = next.saturating_duration_since(Instant::now()).min(LONGEST);
+            let wait = next.min(next_trim).saturating_duration_since(Instant::now());
             let mut request = match inbox.recv_timeout(wait) {
                 Ok(request) => Some(request),
                 Err(RecvTimeoutError::Timeout) => None,
@@ -388,9 +391,9 @@ impl WriterThread {
                 self.write_all();
             }
             self.sweep();
-            if trimmed.elapsed() >= TRIM_INTERVAL {
-                trim_heap();
-                trimmed = Instant::now();
+            if Instant::now() >= next_trim {
+                self.return_memory();
+                next_trim = Instant::now() + TRIM_INTERVAL;
             }
             *lock(&self.shared.busy_since) = None;
         }
@@ -574,6 +577,16 @@ impl WriterThread {
             }
             self.set_busy();
         }
+    }
+
+    /// Returns freed memory, and memory that SQLite keeps for later reads, to the system.
+    fn return_memory(&self) {
+        if let Some(store) = &self.store
+            && let Err(error) = store.release_memory()
+        {
+            tracing::debug!(%error, "SQLite keeps its memory");
+        }
+        trim_heap();
     }
 
     /// Deletes old runs for a limited time, if the interval since the last deletion has passed.

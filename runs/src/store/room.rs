@@ -112,6 +112,11 @@ impl Store {
         })
     }
 
+    /// Frees the pages of the file that SQLite keeps in memory, up to 2 MiB. The next writes and queries read their pages again.
+    pub fn release_memory(&self) -> Result<()> {
+        self.sql(|db| db.release_memory())
+    }
+
     /// Merges SQLite's write-ahead log into the store's file, without waiting for readers that prevent a part of it.
     pub fn merge(&mut self) -> Result<()> {
         self.sql(|db| db.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(())))
