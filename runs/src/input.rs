@@ -64,7 +64,7 @@ pub struct Input {
     /// Path of the file as the user gave it.
     pub path: PathBuf,
     head: Vec<u8>,
-    rest: Box<dyn BufRead>,
+    rest: Box<dyn BufRead + Send>,
 }
 
 impl std::fmt::Debug for Input {
@@ -89,8 +89,8 @@ impl Input {
     }
 
     /// Reads the content from `reader`; `path` is the file's name in messages.
-    pub fn new(path: &Path, reader: impl BufRead + 'static) -> Result<Self, Error> {
-        let mut rest: Box<dyn BufRead> = Box::new(reader);
+    pub fn new(path: &Path, reader: impl BufRead + Send + 'static) -> Result<Self, Error> {
+        let mut rest: Box<dyn BufRead + Send> = Box::new(reader);
         let mut head = Vec::new();
         let read = rest.by_ref().take(HEAD_BYTES as u64).read_to_end(&mut head);
         read.map_err(|source| Error::Read { path: path.into(), offset: 0, source })?;
@@ -138,7 +138,7 @@ impl Input {
     }
 
     /// Returns a reader of the whole content, from the first byte.
-    pub fn into_reader(self) -> impl BufRead {
+    pub fn into_reader(self) -> impl BufRead + Send {
         io::Cursor::new(self.head).chain(self.rest)
     }
 }

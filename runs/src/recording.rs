@@ -1,15 +1,17 @@
 //! Reads and writes gpumemd's own recordings: a header and frames (see `gpumem_wire::frame`). An agent or the daemon writes them.
 
+mod read_ahead;
+
 use crate::builder::Sink;
 use crate::input::{Error, Input};
 use gpumem_ledger::{Origin, PRELOADED, ProcessKey};
 use gpumem_model::units::plural;
 use gpumem_wire::{Body, CodecError, MAJOR, Record, Stamp, frame};
+use read_ahead::{Pieces, ReadError};
 use std::io::{self, Read, Write};
 
-/// Number of bytes to read or write at once, more than the longest frame. Fuzzing uses less, because it reads many small files.
-const CHUNK_BYTES: usize = if cfg!(fuzzing) { 66 << 10 } else { 1 << 20 };
-const _: () = assert!(CHUNK_BYTES > frame::PREFIX_BYTES + frame::MAX_FRAME_BYTES);
+/// Number of bytes to write at once.
+const CHUNK_BYTES: usize = 1 << 20;
 
 /// Returns whether a file begins like a recording.
 pub fn looks_like(head: &[u8]) -> bool {
@@ -114,8 +116,62 @@ impl<'b> Batch<'b> {
     }
 }
 
+/// Numbers of records of a recording.
+#[derive(Debug, Default)]
+struct Counts {
+    /// Decoded records.
+    records: u64,
+    /// Records of a kind that this version does not know.
+    unknown: u64,
+    /// Records that could not be decoded.
+    bad: u64,
+    /// Records before the one that names their process.
+    orphans: u64,
+}
+
+/// Passes all records to the sink. Returns the offset in the file of the first byte after the last whole frame, and what is wrong
+/// with the frame there.
+fn pass_records(
+    mut pieces: Pieces,
+    counts: &mut Counts,
+    sink: &mut dyn Sink,
+) -> Result<(u64, Option<frame::Error>), ReadError> {
+    let mut origins = Origins { now: None, has_origin_record: false };
+    let mut offset = frame::HEADER_BYTES as u64;
+    while let Some(piece) = pieces.next()? {
+        let mut rest = piece;
+        let mut batch = Batch::new();
+        let end = loop {
+            match frame::split_frame(rest) {
+                Ok(Some((slot, payload, after))) => {
+                    match Record::decode(slot, payload) {
+                        Ok(record) => {
+                            counts.records += 1;
+                            match origins.origin_of(&record) {
+                                Some(origin) => batch.push(origin, record, sink),
+                                None => counts.orphans += u64::from(origins.now.is_none()),
+                            }
+                        }
+                        Err(CodecError::UnknownKind(_)) => counts.unknown += 1,
+                        Err(_) => counts.bad += 1,
+                    }
+                    rest = after;
+                }
+                Ok(None) => break None,
+                Err(error) => break Some(error),
+            }
+        };
+        batch.pass_to(sink);
+        offset += (piece.len() - rest.len()) as u64;
+        if end.is_some() {
+            return Ok((offset, end));
+        }
+    }
+    Ok((offset, None))
+}
+
 /// Reads a recording up to its end, or up to the first damaged frame, which is reported as a caveat. Records that cannot be decoded
-/// are counted and skipped.
+/// are counted and skipped. A second thread reads the file.
 ///
 /// # Errors
 /// [`Error::Version`] for another major version, [`Error::Unrecognised`] without a whole header or without a record,
@@ -129,60 +185,15 @@ pub fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
     if found != MAJOR {
         return Err(Error::Version { path, found, supported: MAJOR });
     }
-    let mut reader = input.into_reader();
-    let mut buffer = vec![0; CHUNK_BYTES];
-    // `buffer[start..end]` has been read but not decoded; `offset` is the file offset of `buffer[0]`.
-    let (mut start, mut end, mut offset) = (0, 0, 0_u64);
-    let mut skip = frame::HEADER_BYTES;
-    let mut origins = Origins { now: None, has_origin_record: false };
-    let (mut records, mut unknown, mut bad, mut orphans) = (0_u64, 0_u64, 0_u64, 0_u64);
-    let damage = loop {
-        buffer.copy_within(start..end, 0);
-        offset += start as u64;
-        end -= start;
-        start = 0;
-        let read = loop {
-            match reader.read(&mut buffer[end..]) {
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                other => break other,
-            }
-        };
-        let read =
-            read.map_err(|source| Error::Read { path: path.clone(), offset: offset + end as u64, source })?;
-        end += read;
-        let skipped = skip.min(end);
-        start += skipped;
-        skip -= skipped;
-        let mut rest = &buffer[start..end];
-        let mut batch = Batch::new();
-        let stop = loop {
-            match frame::split_frame(rest) {
-                Ok(Some((slot, payload, after))) => {
-                    match Record::decode(slot, payload) {
-                        Ok(record) => {
-                            records += 1;
-                            match origins.origin_of(&record) {
-                                Some(origin) => batch.push(origin, record, sink),
-                                None => orphans += u64::from(origins.now.is_none()),
-                            }
-                        }
-                        Err(CodecError::UnknownKind(_)) => unknown += 1,
-                        Err(_) => bad += 1,
-                    }
-                    rest = after;
-                }
-                Ok(None) => break None,
-                Err(error) => break Some(error),
-            }
-        };
-        batch.pass_to(sink);
-        start = end - rest.len();
-        match stop {
-            Some(frame::Error::Length(_)) => break stop,
-            _ if read == 0 => break stop,
-            _ => {}
-        }
-    };
+    let mut counts = Counts::default();
+    let (at, damage) = std::thread::scope(|scope| {
+        let mut reader = input.into_reader();
+        let header = reader.read_exact(&mut [0; frame::HEADER_BYTES]).map_err(|error| (0, error));
+        let pieces = header.and_then(|()| Pieces::start(scope, reader, frame::HEADER_BYTES as u64));
+        pieces.and_then(|pieces| pass_records(pieces, &mut counts, sink))
+    })
+    .map_err(|(offset, source)| Error::Read { path: path.clone(), offset, source })?;
+    let Counts { records, unknown, bad, orphans } = counts;
     if records == 0 {
         let what = match damage {
             Some(error) => format!("has no record: {error}"),
@@ -191,7 +202,6 @@ pub fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
         return Err(Error::Unrecognised { path, what, known: "recording".into() });
     }
     if let Some(error) = damage {
-        let at = offset + start as u64;
         sink.caveat("cut", format!("the recording ends at byte {at}, after {records} records: {error}"));
     }
     sink.reject(unknown + bad + orphans);
