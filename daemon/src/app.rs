@@ -35,7 +35,7 @@ use tokio::sync::{Notify, mpsc};
 /// Capacity of the aggregator's inbox (the queue from sources), in batches of up to 60 KiB: 4 MiB at most. A source waits while
 /// the inbox is full.
 const INBOX: usize = 64;
-/// Number of beats (192 ms each) between two readings of late facts about processes, such as command lines.
+/// Number of beats (256 ms each) between two readings of late facts about processes, such as command lines.
 const FACTS_BEATS: u32 = 3;
 /// Delays before each retry to read the exit status of an ended process.
 const STATUS_RETRIES: [Duration; 3] =
