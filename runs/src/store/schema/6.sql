@@ -1,0 +1,7 @@
+CREATE TABLE own (
+    run  INTEGER NOT NULL REFERENCES run (id) ON DELETE CASCADE,
+    name TEXT NOT NULL,
+    seq  INTEGER NOT NULL,
+    body ANY NOT NULL,
+    PRIMARY KEY (run, name, seq)
+) STRICT;

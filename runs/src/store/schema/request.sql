@@ -1,0 +1,6 @@
+CREATE TABLE IF NOT EXISTS request (
+    run    INTEGER NOT NULL REFERENCES run (id) ON DELETE CASCADE,
+    number INTEGER NOT NULL,
+    body   BLOB NOT NULL,
+    PRIMARY KEY (run, number)
+) STRICT;
