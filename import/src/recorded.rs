@@ -74,7 +74,6 @@ struct History {
     segments: BTreeMap<u64, Segment>,
     /// Ids of private pools, by their numbers in the recording. A number is used again after its pool has ended.
     pools: HashMap<u16, u32>,
-    /// Number of private pools so far.
     pool_count: u32,
     /// Bytes of all segments.
     reserved: u64,
@@ -201,7 +200,6 @@ impl History {
         (entry.stream, entry.frames) = (stream, stamp.tag);
     }
 
-    /// Converts the history to requests.
     fn requests(self, settings: &str, names: Arc<HashMap<u32, String>>) -> Requests {
         let block = |(address, live): (u64, Live)| Block {
             address,
@@ -368,10 +366,6 @@ impl Sink for Programs {
             self.of.entry(key).or_default().observe(&record.stamp, &record.body);
         }
     }
-
-    fn caveat(&mut self, _code: &str, _text: String) {}
-
-    fn reject(&mut self, _count: u64) {}
 }
 
 #[cfg(test)]

@@ -19,14 +19,13 @@ use std::sync::Arc;
 
 /// Receives the records that a reader of a file produces.
 pub trait Sink {
-    /// Takes one record.
     fn observe(&mut self, origin: Origin, record: &Record<'_>);
     /// Reads the data that the next records of an origin need; see [`Ledger::preload`].
     fn preload(&self, _origin: Origin, _records: &[Record<'_>]) {}
     /// Takes a caveat, a note for readers of the runs: a stable code, and a sentence.
-    fn caveat(&mut self, code: &str, text: String);
+    fn caveat(&mut self, _code: &str, _text: String) {}
     /// Counts lines or records that could not be read.
-    fn reject(&mut self, count: u64);
+    fn reject(&mut self, _count: u64) {}
     /// Takes the totals that a PyTorch snapshot states.
     fn figures(&mut self, _figures: SnapshotFigures) {}
 }
@@ -46,7 +45,6 @@ pub struct RunBuilder {
 }
 
 impl RunBuilder {
-    /// Returns a builder for runs of a source.
     pub fn new(source: Source) -> Self {
         RunBuilder {
             ledger: Ledger::new(),

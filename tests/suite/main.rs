@@ -1,6 +1,5 @@
 //! The whole product, end to end. A module named after a lane (tests/tools/lanes.py) holds the tests that need more than cargo, a C
 //! compiler, make and python3; all others are the fast suite, `make test`.
-#![allow(missing_docs)]
 
 mod browser;
 mod calls;

@@ -129,8 +129,6 @@ impl Sink for Asking {
             self.samples.push(sample);
         }
     }
-    fn caveat(&mut self, _: &str, _: String) {}
-    fn reject(&mut self, _: u64) {}
 }
 
 fn asked(path: &Path) -> Asking {

@@ -162,8 +162,4 @@ impl Sink for Booking {
             _ => {}
         }
     }
-
-    fn caveat(&mut self, _: &str, _: String) {}
-
-    fn reject(&mut self, _: u64) {}
 }

@@ -14,7 +14,6 @@ pub fn allocator_settings(claims: &str) -> &str {
 /// A piece of a stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Piece {
-    /// Number of the piece in its stream.
     pub number: u64,
     /// Number of the first piece that is still needed.
     pub first: u64,

@@ -53,8 +53,6 @@ mod tests {
             let time = time_ns / TICK_NS;
             self.0.push(format!("{:?} {tag} {stack} {context} {flags:?} {time}", record.body));
         }
-        fn caveat(&mut self, _: &str, _: String) {}
-        fn reject(&mut self, _: u64) {}
     }
 
     /// A process that reports to a log.

@@ -468,9 +468,7 @@ struct Encoder {
     address: u64,
     pool: u64,
     tag: u32,
-    /// Stream and private pool.
     place: (u16, u16),
-    /// Role and phase.
     use_as: (Role, Phase),
     /// Tags whose names have been written since the last state.
     named: HashSet<u32>,

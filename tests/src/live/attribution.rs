@@ -175,7 +175,6 @@ impl Sink for Reader {
             _ => {}
         }
     }
-    fn caveat(&mut self, _code: &str, _text: String) {}
     fn reject(&mut self, count: u64) {
         assert_eq!(count, 0, "rejected records");
     }

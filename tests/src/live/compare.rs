@@ -95,7 +95,6 @@ impl Sink for Collector {
             self.ledger.take_windows();
         }
     }
-    fn caveat(&mut self, _code: &str, _text: String) {}
     fn reject(&mut self, count: u64) {
         self.rejected += count;
     }

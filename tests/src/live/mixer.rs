@@ -413,8 +413,6 @@ pub fn allocations(recording: &Path, pid: u32) -> Vec<(u64, u64)> {
                 self.1.push((record.stamp.time_ns, bytes));
             }
         }
-        fn caveat(&mut self, _code: &str, _text: String) {}
-        fn reject(&mut self, _count: u64) {}
     }
     let mut finder = Finder(pid, Vec::new());
     let input = Input::open(recording).unwrap_or_else(|error| panic!("{error}"));
@@ -467,8 +465,6 @@ fn besides(recording: &Path, pid: u32, checks: &[Check]) -> Vec<SideMemory> {
             self.ledger.take_samples();
             self.ledger.take_windows();
         }
-        fn caveat(&mut self, _code: &str, _text: String) {}
-        fn reject(&mut self, _count: u64) {}
     }
     let mut looker = Looker { ledger: Ledger::new(), pid, checks, found: Vec::new() };
     let input = Input::open(recording).unwrap_or_else(|error| panic!("{error}"));

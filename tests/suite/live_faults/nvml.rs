@@ -457,8 +457,6 @@ impl Sink for Times {
             _ => {}
         }
     }
-    fn caveat(&mut self, _: &str, _: String) {}
-    fn reject(&mut self, _: u64) {}
 }
 
 #[test]

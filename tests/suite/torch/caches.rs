@@ -103,7 +103,6 @@ impl Sink for Times {
             _ => {}
         }
     }
-    fn caveat(&mut self, _code: &str, _text: String) {}
     fn reject(&mut self, count: u64) {
         assert_eq!(count, 0, "rejected records");
     }

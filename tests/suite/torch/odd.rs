@@ -98,8 +98,6 @@ fn running_out(path: &Path, pid: u32) -> Vec<(String, bool, usize)> {
                 _ => {}
             }
         }
-        fn caveat(&mut self, _code: &str, _text: String) {}
-        fn reject(&mut self, _count: u64) {}
     }
     let mut reader = Reader { pid, names: HashMap::new(), pressure: false, ooms: 0, found: Vec::new() };
     let input = Input::open(path).unwrap_or_else(|error| panic!("{error}"));
