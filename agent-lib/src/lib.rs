@@ -41,7 +41,6 @@ macro_rules! exports {
         /// The interface as a table, for a second copy of the library in the process.
         #[repr(C)]
         #[derive(Debug)]
-        #[allow(missing_docs)]
         pub(crate) struct Functions {
             pub magic: u64,
             pub initialize: extern "C" fn() -> c_int,

@@ -38,7 +38,6 @@ impl SubscriberParams {
 
 /// Functions of a libcupti. Older versions do not have the optional ones.
 #[derive(Debug, Clone, Copy)]
-#[allow(missing_docs)]
 pub struct Api {
     pub subscribe: unsafe extern "C" fn(*mut SubscriberHandle, Callback, *mut c_void) -> CuptiResult,
     pub subscribe_v2: Option<

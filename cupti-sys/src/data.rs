@@ -62,7 +62,6 @@ layouts! {
     }
 
     /// `CUpti_GraphData`.
-    #[allow(missing_docs)]
     GraphData = 56 {
         graph @ 0: *const c_void,
         original_graph @ 8: *const c_void,

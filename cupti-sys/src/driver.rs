@@ -4,7 +4,6 @@ use crate::CuResult;
 use crate::library::Library;
 use core::ffi::{c_char, c_int, c_void};
 
-/// Attributes of a driver pool.
 pub mod pool_attribute {
     /// CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT.
     pub const RESERVED_CURRENT: u32 = 5;
@@ -16,7 +15,6 @@ pub mod pool_attribute {
     pub const GRAPH_RESERVED_CURRENT: u32 = 2;
 }
 
-/// Attributes of a device.
 pub mod device_attribute {
     use core::ffi::c_int;
 
@@ -31,7 +29,6 @@ macro_rules! functions {
     ($( $field:ident = $first:literal $(or $other:literal)? ($($parameter:ty),*) )*) => {
         /// The loaded driver's functions; each may be missing in an old driver.
         #[derive(Debug, Clone, Copy)]
-        #[allow(missing_docs)]
         pub struct Driver {
             $( pub $field: Option<unsafe extern "C" fn($($parameter),*) -> CuResult>, )*
         }

@@ -1,5 +1,5 @@
 //! Callback ids of CUPTI. Their names are those of the driver's functions in NVIDIA's headers.
-#![allow(non_upper_case_globals, missing_docs)]
+#![allow(non_upper_case_globals)]
 
 macro_rules! ids {
     ($( $name:ident = $id:literal ),* $(,)?) => {

@@ -35,7 +35,6 @@ impl Library {
         unsafe { libc::dlclose(self.0) };
     }
 
-    /// Returns the address of a symbol.
     pub fn symbol(self, name: &CStr) -> Option<*mut c_void> {
         // SAFETY: a live handle and a C string.
         let address = unsafe { libc::dlsym(self.0, name.as_ptr()) };

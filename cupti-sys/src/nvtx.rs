@@ -24,7 +24,6 @@ pub type Table = *mut *mut usize;
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct Callbacks {
-    /// Size of this structure in bytes.
     pub struct_size: usize,
     /// Writes a module's table and its length; returns 1 if the module exists.
     pub get_module_function_table:
@@ -35,7 +34,6 @@ pub struct Callbacks {
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct VersionInfo {
-    /// Size of this structure in bytes.
     pub struct_size: usize,
     /// NVTX version of the caller.
     pub version: u32,
@@ -52,7 +50,6 @@ pub type GetExportTable = unsafe extern "C" fn(id: u32) -> *const std::ffi::c_vo
 pub const VERSION: u32 = 3;
 
 /// Ids of functions in [`MODULE_CORE`].
-#[allow(missing_docs)]
 pub mod core {
     pub const MARK_EX: u32 = 1;
     pub const MARK_A: u32 = 2;
@@ -68,7 +65,6 @@ pub mod core {
 }
 
 /// Ids of functions in [`MODULE_CORE2`].
-#[allow(missing_docs)]
 pub mod core2 {
     pub const DOMAIN_MARK_EX: u32 = 1;
     pub const DOMAIN_RANGE_START_EX: u32 = 2;
@@ -87,7 +83,6 @@ pub const NOT_TRACKED: c_int = -2;
 
 layouts! {
     /// `nvtxEventAttributes_t`.
-    #[allow(missing_docs)]
     EventAttributes = 48 {
         version @ 0: u16,
         /// Size of this structure in the program's NVTX version, in bytes.

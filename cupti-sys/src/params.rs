@@ -2,7 +2,6 @@
 //! Sizes and offsets are those of the headers of CUDA 11.8 to 13.5; they are checked at compile time.
 //!
 //! Out-parameters point into the caller's memory: the pointers are valid during the callback, their targets at EXIT.
-#![allow(missing_docs)]
 
 use core::ffi::c_void;
 

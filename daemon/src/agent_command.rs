@@ -5,7 +5,6 @@
 pub enum AgentCommand {
     /// Write a recording to this file. If the path is empty, the agent chooses it.
     Start(String),
-    /// Stop the recording.
     Stop,
     /// Stop sending records of events.
     Pause,

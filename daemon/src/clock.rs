@@ -37,7 +37,6 @@ pub(crate) fn cpu() -> Duration {
     Duration::from_nanos(read(ClockId::ThreadCPUTime))
 }
 
-/// Returns CLOCK_MONOTONIC in ns.
 pub fn now_ns() -> u64 {
     read(ClockId::Monotonic)
 }

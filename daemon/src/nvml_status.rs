@@ -9,7 +9,6 @@ pub(crate) const UNREADABLE: &str = "unreadable";
 
 /// The status of NVML. Times are in ns of CLOCK_MONOTONIC.
 #[derive(Debug, Clone, Default, PartialEq)]
-#[allow(missing_docs)]
 pub struct NvmlStatus {
     pub up: bool,
     /// Versions of library and driver, or the problem if NVML does not answer; begins with `nvml: `.
@@ -37,7 +36,6 @@ pub struct NvmlStatus {
 
 /// One device (a GPU, or a MIG instance) found since the daemon's start.
 #[derive(Debug, Clone, PartialEq)]
-#[allow(missing_docs)]
 pub struct DeviceStatus {
     /// UUID of the device.
     pub name: DeviceName,

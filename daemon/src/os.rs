@@ -65,7 +65,6 @@ pub(crate) fn is_in_host_pid_namespace() -> bool {
     std::fs::read_link("/proc/self/ns/pid").is_ok_and(|link| link.as_os_str() == "pid:[4026531836]")
 }
 
-/// Returns freed memory to the system now.
 #[cfg(target_env = "gnu")]
 pub fn trim_heap() {
     // SAFETY: the call takes no pointers, and it takes malloc's locks.

@@ -16,7 +16,6 @@ use std::path::{Path, PathBuf};
 const BACKLOG: i32 = 1024;
 
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs)] // the fields are what the messages name
 pub(crate) enum Error {
     #[error("{}: another gpumemd listens here; stop it, or give this one another runtime_dir", .0.display())]
     Taken(PathBuf),

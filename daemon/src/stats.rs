@@ -11,9 +11,7 @@ use std::time::Duration;
 /// A metric with its name, help text and type; its series differ in labels.
 #[derive(Debug, Clone, Copy)]
 pub struct Family {
-    /// Name of the metric.
     pub name: &'static str,
-    /// Help text of the metric.
     pub help: &'static str,
     /// Type of the metric: `gauge`, `counter` or `histogram`.
     pub kind: &'static str,
@@ -28,7 +26,6 @@ macro_rules! metrics {
     }) => {
         $(#[$doc])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-        #[allow(missing_docs)]
         pub enum $table { $( $( $metric, )* )* }
 
         impl $table {
@@ -204,9 +201,6 @@ pub struct Stats {
 
 impl Stats {
     /// Registers all counters and histograms. They begin with 0.
-    ///
-    /// # Errors
-    /// The `prometheus` crate refuses a name.
     pub fn new() -> Result<Stats, prometheus::Error> {
         let registry = Registry::new();
         let (mut counts, mut timings) = (Vec::new(), Vec::new());
@@ -234,7 +228,6 @@ impl Stats {
         self.counts[count as usize].inc_by(more);
     }
 
-    /// Returns the value of a counter.
     pub fn get(&self, count: Count) -> u64 {
         self.counts[count as usize].get()
     }

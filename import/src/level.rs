@@ -14,14 +14,12 @@ const MAX_ROWS: usize = 1 << 16;
 #[derive(Debug, Default)]
 pub(super) struct Total {
     bytes: u64,
-    /// Number of live allocations.
     live: usize,
     /// Addresses of live allocations, by size in bytes.
     rows: BTreeMap<u64, Vec<u64>>,
 }
 
 impl Total {
-    /// Sets the total on a device to `bytes`.
     pub fn set(&mut self, process: &mut ProcessFeed, feed: &mut Feed<'_>, slot: u8, bytes: u64) {
         if bytes < self.bytes {
             self.fall(process, feed, slot, self.bytes - bytes);

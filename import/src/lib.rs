@@ -27,7 +27,6 @@ use std::path::Path;
 
 /// A file format that can be imported.
 pub struct Format {
-    /// Name of the format on the command line.
     pub name: &'static str,
     /// Description of the format in one line.
     pub about: &'static str,

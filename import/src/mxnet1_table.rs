@@ -30,7 +30,6 @@ const FORMAT: &str = "mxnet1-table";
 const EXAMPLE: &str = "Memory: gpu/0   147   200.7040   25221.8926   12510.5938";
 /// Maximum size of the JSON form in bytes; the file is read as a whole.
 const MAX_JSON_BYTES: u64 = 8 << 20;
-/// Maximum number of tables that are read.
 const MAX_TABLES: usize = 256;
 /// Maximum number of memory rows that are read from a table.
 const MAX_ROWS: usize = 128;

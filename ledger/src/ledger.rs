@@ -75,7 +75,6 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Returns an empty ledger.
     pub fn new() -> Self {
         Ledger::default()
     }
@@ -384,7 +383,6 @@ impl Ledger {
         self.processes.get(*self.by_key.get(&key)?)
     }
 
-    /// Whether a process has an account on any device.
     pub fn is_on_a_device(&self, key: ProcessKey) -> bool {
         self.find(key).is_some_and(|process| !process.accounts.is_empty())
     }

@@ -13,7 +13,6 @@ const MAX_CHECKED: usize = 100;
 
 /// The state of the whole ledger at one time, for views.
 #[derive(Debug, Clone, PartialEq)]
-#[allow(missing_docs)]
 pub struct Snapshot {
     /// Latest time of the daemon's own records (ns).
     pub now_ns: u64,
@@ -26,12 +25,10 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Returns the processes that run.
     pub fn running(&self) -> impl DoubleEndedIterator<Item = &ProcessView> {
         self.processes.iter().map(Arc::as_ref).filter(|process| process.ended.is_none())
     }
 
-    /// Returns the clock of runs made from the snapshot.
     pub fn run_clock(&self) -> Clock {
         match self.clock {
             ClockKind::Ordinal => Clock::Lines,

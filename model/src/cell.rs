@@ -58,7 +58,6 @@ plain!(Class);
 
 /// Properties of a cell with which category rules are compared.
 #[derive(Debug, Clone, Copy)]
-#[allow(missing_docs)]
 pub struct CellTraits<'c> {
     pub class: Class,
     pub tag: Option<&'c str>,

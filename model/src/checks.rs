@@ -3,16 +3,13 @@
 
 macro_rules! checks {
     ($( $check:ident = $id:literal, $about:literal; )*) => {
-        /// One check of `gpumemctl doctor`.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-        #[allow(missing_docs)] // the table describes each check
         pub enum Check { $( $check, )* }
 
         impl Check {
             /// All checks, in the order in which documents list them.
             pub const ALL: &'static [Check] = &[ $( Check::$check, )* ];
 
-            /// Returns the check's id.
             pub const fn id(self) -> &'static str {
                 match self { $( Check::$check => $id, )* }
             }

@@ -46,7 +46,6 @@ pub struct Ps {
 
 /// A process that has ended, and its stored run.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[allow(missing_docs)]
 pub struct EndedRow {
     /// Pid in the daemon's PID namespace.
     pub pid: u32,
@@ -64,7 +63,6 @@ pub struct EndedRow {
 
 /// A conclusion about the memory of a live process. The report's JSON has the same ones in `findings`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[allow(missing_docs)]
 pub struct ProcessFinding {
     pub pid: u32,
     /// Start time of the process in clock ticks since boot.
@@ -87,7 +85,6 @@ pub struct ProcessFinding {
 
 /// Memory that a process reports on devices that the machine does not have.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[allow(missing_docs)]
 pub struct ClaimRow {
     /// Pid in the daemon's PID namespace; 0 if it is hidden from the caller.
     pub pid: u32,
@@ -112,13 +109,9 @@ pub struct HiddenRun {
     pub devices: Vec<(u32, String)>,
 }
 
-/// One device.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[allow(missing_docs)]
 pub struct DeviceRow {
-    /// NVML index.
     pub index: u32,
-    /// UUID as NVML writes it.
     pub uuid: String,
     pub model: String,
     pub total_bytes: Option<u64>,
@@ -140,15 +133,12 @@ pub struct DeviceRow {
     /// Power that the device draws, in W; absent if the driver does not report it.
     #[serde(default)]
     pub power_w: Option<u32>,
-    /// Age of the NVML reading in ms.
     pub age_ms: Option<u64>,
     /// Why there is no fresh NVML reading; absent if there is one.
     pub why: Option<String>,
 }
 
-/// One process on one device.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[allow(missing_docs)]
 pub struct ProcessRow {
     /// Pid in the daemon's PID namespace.
     pub pid: u32,
@@ -175,7 +165,6 @@ pub struct ProcessRow {
     pub idle_bytes: Option<i64>,
     /// `used_bytes` minus `tracked_bytes` minus the bytes allocated before the agent started.
     pub untrackable_bytes: Option<i64>,
-    /// Age of the NVML sample in ms.
     pub age_ms: Option<u64>,
     /// Why `used_bytes` is absent.
     pub why: Option<String>,
@@ -188,13 +177,10 @@ pub struct ProcessRow {
     pub who: BTreeMap<String, String>,
 }
 
-/// Health of the daemon.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[allow(missing_docs)]
 pub struct Doctor {
     pub version: String,
     pub pid: u32,
-    /// Time since the daemon started, in seconds.
     pub uptime_s: u64,
     /// Facts about the daemon as name and value, in the order in which they are shown.
     pub facts: Vec<(String, String)>,
@@ -202,9 +188,7 @@ pub struct Doctor {
     pub findings: Vec<Finding>,
 }
 
-/// The result of one check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[allow(missing_docs)]
 pub struct Finding {
     /// Id of the check: of a [`crate::checks::Check`], or unknown if a later version sent it.
     pub id: String,
@@ -239,7 +223,6 @@ pub struct Released {
 
 /// Reply to a record request: the agent has carried out the request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[allow(missing_docs)]
 pub struct Recorded {
     pub pid: u32,
     pub done: String,

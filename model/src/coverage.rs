@@ -146,7 +146,6 @@ fn later_programs(earlier: &mut Vec<Program>, later: Vec<Program>) {
 fields! {
     /// A blind interval, in which the agent saw no driver calls.
     #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-    #[allow(missing_docs)]
     pub struct BlindWindow {
         from_ns: u64;
         /// End of the interval; absent while it lasts.
@@ -160,7 +159,6 @@ fields! {
     #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(default)]
     pub struct Mark {
-        /// Time at which the mark was set (ns).
         time_ns: u64;
         /// Name of the mark; absent if the record of the name was lost.
         name: Option<String>;
@@ -184,7 +182,6 @@ pub struct Program {
 pub struct Part {
     /// Number of the part, from 2; the first part has no `Part`.
     pub number: u32,
-    /// Time at which the part began (ns).
     pub began_ns: u64,
     /// Number of records with a sequence number in earlier parts, received or lost.
     pub events_before: u64,

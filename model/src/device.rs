@@ -17,9 +17,7 @@ use serde::{Deserialize, Serialize};
 pub const MAX_TENANTS: usize = 16;
 
 fields! {
-    /// One device of the run.
     #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-    #[allow(missing_docs)]
     pub struct Device {
         /// UUID as NVML writes it; `ordinal-N` in imports without UUIDs; `unnamed-N` if the process has not reported which device
         /// it is.
@@ -121,7 +119,6 @@ impl Device {
 /// Memory outside the sum of tracked bytes; also the pending blocks, which are in that sum.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-#[allow(missing_docs)]
 pub struct SideMemory {
     pub managed_bytes: i64,
     pub pinned_bytes: i64,
@@ -136,7 +133,6 @@ pub struct SideMemory {
 
 /// Device memory at one time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[allow(missing_docs)]
 pub struct DeviceReading {
     pub time_ns: u64,
     pub used_bytes: u64,

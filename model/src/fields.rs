@@ -282,11 +282,9 @@ pub mod redact {
 /// A window of a run's life, in times of the run's clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Window {
-    /// Kind of the window.
     pub part: WindowKind,
     /// Begin of the window; for [`WindowKind::At`], the moment.
     pub from_ns: u64,
-    /// End of the window.
     pub to_ns: u64,
     /// Whether the recording was read again for this window, so that all sums belong to it and the highest moment is exact.
     pub exact: bool,
@@ -305,7 +303,6 @@ pub enum WindowKind {
 }
 
 impl Window {
-    /// Whether the window contains a time.
     pub fn has(&self, time_ns: u64) -> bool {
         (self.from_ns..=self.to_ns).contains(&time_ns)
     }

@@ -33,7 +33,6 @@ fn is_zero(bytes: &i64) -> bool {
 }
 
 impl UntrackableParts {
-    /// Returns the sum of all parts.
     pub fn sum(&self) -> i64 {
         self.each().iter().fold(0, |sum, (_, _, bytes)| sum.wrapping_add(*bytes))
     }
@@ -50,7 +49,6 @@ impl UntrackableParts {
         ]
     }
 
-    /// Adds two sets of parts.
     pub fn plus(self, other: UntrackableParts) -> Self {
         self.combine(other, i64::saturating_add)
     }
@@ -116,7 +114,6 @@ plain!(UntrackableParts);
 named! {
     /// Why untrackable memory changed.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-    #[allow(missing_docs)]
     pub enum Cause {
         ContextCreated = "context created",
         /// A context was destroyed, or the device was reset.

@@ -53,7 +53,6 @@ macro_rules! iteration {
         /// Memory held in one iteration, or in several neighbouring ones that were merged.
         #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
         #[serde(default)]
-        #[allow(missing_docs)]
         pub struct Iteration {
             /// Epoch of the first iteration, as the program numbers it; 0 if the program reports none.
             #[serde(skip_serializing_if = "is_zero")]

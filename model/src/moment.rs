@@ -9,7 +9,6 @@ use serde::{Deserialize, Serialize};
 fields! {
     /// The process's bytes by cell at one time, and the bytes that NVML charged for them.
     #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-    #[allow(missing_docs)]
     pub struct Moment {
         time_ns: u64;
         /// Sum of `amounts`; absent for a process without an agent.

@@ -4,7 +4,6 @@ use gpumem_wire::{Absence, Layer, LayerState, Phase, Role};
 
 /// An enum whose values have names (texts). If it has a value `Unknown`, that one has no name.
 pub trait Named: Copy + PartialEq + 'static {
-    /// All names with their values.
     const NAMES: &'static [(&'static str, Self)];
 
     /// Returns the name of a value; `None` for `Unknown`.
@@ -17,7 +16,6 @@ pub trait Named: Copy + PartialEq + 'static {
         self.name().unwrap_or("unknown")
     }
 
-    /// Returns the value that has this name.
     fn from_name(name: &str) -> Option<Self> {
         Self::NAMES.iter().find(|(known, _)| *known == name).map(|(_, value)| *value)
     }

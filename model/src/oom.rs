@@ -45,7 +45,6 @@ fields! {
     /// One time at which memory ran out. Kept as JSON in the store: a field that a stored run does not have gets its default.
     #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(default)]
-    #[allow(missing_docs)]
     pub struct Oom {
         kind: OomKind                    => redact keep;
         /// What happened to the process afterwards.
@@ -158,7 +157,6 @@ fields! {
     /// the device.
     #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(default)]
-    #[allow(missing_docs)]
     pub struct OomDevice {
         read_ns: u64;
         total_bytes: u64;
@@ -185,7 +183,6 @@ fields! {
     pub struct Holder {
         /// Pid in the daemon's namespace; 0 where it is hidden.
         pid: u32;
-        /// Name of the process's user.
         user: Option<String>;
         /// Bytes that NVML charged; for the process with the OOM, including bytes that it has allocated since.
         used_bytes: i64;
@@ -211,7 +208,6 @@ impl Oom {
         }
     }
 
-    /// Whether the OOM is only suspected.
     pub fn is_suspected(&self) -> bool {
         self.kind == OomKind::Suspected
     }

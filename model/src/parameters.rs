@@ -37,7 +37,6 @@ fields! {
 }
 
 impl Column {
-    /// Whether the column is a gradient.
     pub fn is_gradient(&self) -> bool {
         Role::Gradient.name() == Some(self.role.as_str())
     }

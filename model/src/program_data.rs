@@ -8,7 +8,6 @@ pub const MAX_SPANS: usize = 16_384;
 
 /// Maximum number of counters of a process; of further counters only the number of changes is kept.
 pub const MAX_COUNTERS: usize = 128;
-/// Maximum number of points of a counter.
 pub const MAX_COUNTER_POINTS: usize = 128;
 /// Maximum number of range names of a process; of further names only the number of ranges is kept.
 pub const MAX_RANGES: usize = 256;
@@ -49,7 +48,6 @@ fn clip_counters(counters: &mut Vec<Counter>, window: &Window) {
 /// Device memory totals that a PyTorch memory snapshot states, over all its devices.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-#[allow(missing_docs)]
 pub struct SnapshotFigures {
     /// Bytes of segments (`memory_reserved`).
     pub reserved_bytes: u64,
@@ -74,7 +72,6 @@ fields! {
     /// A counter that the program reports.
     #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(default)]
-    #[allow(missing_docs)]
     pub struct Counter {
         /// Name of the counter; absent if the record of the name was lost.
         name: Option<String>;
@@ -98,7 +95,6 @@ fields! {
     /// Counts and lengths of all ranges of one name.
     #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(default)]
-    #[allow(missing_docs)]
     pub struct Range {
         /// Path of the scope; absent for steps, and if the record of the name was lost.
         name: Option<String>;
@@ -130,7 +126,6 @@ impl Range {
 }
 
 impl Counter {
-    /// Returns the mean of the counter's value, weighted by time.
     pub fn mean(&self) -> f64 {
         match self.until_ns.saturating_sub(self.since_ns) {
             0 => self.value as f64,

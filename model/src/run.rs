@@ -22,7 +22,6 @@ use std::collections::BTreeMap;
 fields! {
     /// The life of one process.
     #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-    #[allow(missing_docs)]
     pub struct Run {
         source: Source       => redact keep;
         clock: Clock         => redact keep;
@@ -125,14 +124,12 @@ pub enum Clock {
 }
 
 fields! {
-    /// Identity of a process.
     #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
     pub struct Process {
         /// Pid in the daemon's namespace; 0 if unknown.
         pid: u32                          => redact keep;
         /// Start time from /proc, in clock ticks since boot; 0 if unknown.
         start_ticks: u64                  => redact keep;
-        /// Owner's uid.
         uid: Option<u64>                  => redact keep;
         /// Values from the kernel and from files of the machine: command, comm, user, cgroup, ...
         facts: BTreeMap<String, String>   => redact hide_identity;
@@ -147,7 +144,6 @@ fields! {
 pub enum State {
     /// The process runs: the numbers are those so far.
     Open,
-    /// The process ended.
     Closed {
         /// Time of the process's end (ns).
         time_ns: u64,

@@ -4,12 +4,10 @@
 use crate::fields::{Window, fields, plain};
 use serde::{Deserialize, Serialize};
 
-/// Maximum number of buckets.
 pub const MAX_BUCKETS: usize = 1024;
 
 /// Minimum, maximum and last value of one amount (bytes) in a bucket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[allow(missing_docs)]
 pub struct Extremes {
     pub min: i64,
     pub max: i64,
@@ -17,7 +15,6 @@ pub struct Extremes {
 }
 
 impl Extremes {
-    /// Returns the extremes of a single value.
     pub fn at(value: i64) -> Self {
         Extremes { min: value, max: value, last: value }
     }
@@ -37,7 +34,6 @@ impl Extremes {
 
 /// Used, tracked and untrackable bytes in the interval [time_ns, time_ns + width). Unobserved amounts are absent, not zero.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[allow(missing_docs)]
 pub struct Bucket {
     /// Start of the interval (ns), a multiple of the series' bucket width.
     pub time_ns: u64,

@@ -28,7 +28,6 @@ impl Clock {
         }
     }
 
-    /// Formats a distance between two times.
     pub fn distance(&self, distance_ns: u64) -> String {
         match (self, distance_ns as f64) {
             (Clock::Lines, _) => plural(distance_ns, "line"),
@@ -127,17 +126,14 @@ impl Times {
         Times { clock, dated: false }
     }
 
-    /// Returns the clock of the times.
     pub fn clock(self) -> Clock {
         self.clock
     }
 
-    /// Whether times include the day.
     pub fn is_dated(self) -> bool {
         self.dated
     }
 
-    /// Formats a time.
     pub fn time(self, time_ns: u64) -> String {
         match self.clock.day(time_ns).filter(|_| self.dated).map(civil) {
             Some((year, month, day)) => format!("{year:04}-{month:02}-{day:02} {}", self.clock.time(time_ns)),

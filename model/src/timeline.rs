@@ -56,7 +56,6 @@ impl Timed for Point {
 }
 
 impl Point {
-    /// Returns the tracked bytes at that moment.
     pub fn tracked_bytes(&self) -> i64 {
         // The amounts of a damaged store may have any value, so the sum saturates.
         self.amounts.iter().fold(self.rest_bytes, |sum, (_, bytes)| sum.saturating_add(*bytes))

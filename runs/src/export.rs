@@ -17,7 +17,6 @@ use std::borrow::Cow;
 use std::io::{BufRead, Read};
 use std::path::Path;
 
-/// Name of the format.
 pub use gpumem_model::run::EXPORT_FORMAT as FORMAT;
 /// Version of the format that is written; also the newest version that is read.
 pub const VERSION: u64 = 1;
@@ -39,7 +38,6 @@ const MAX_AMOUNT: i64 = 1 << 56;
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct From {
-    /// Name of the machine.
     pub host: String,
     /// Id of the run in that machine's store.
     pub id: Option<String>,
@@ -51,7 +49,6 @@ pub struct From {
 
 /// Content of a file with an exported run.
 #[derive(Debug, Clone, PartialEq)]
-#[allow(missing_docs)]
 pub struct Exported {
     pub run: Run,
     /// Permanent id of the run, the same in every store.

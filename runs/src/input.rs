@@ -15,18 +15,14 @@ const MAX_SKIP_BYTES: u64 = 256 << 20;
 
 /// Why a file cannot be read as a run.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs)] // the fields are what the messages name
 pub enum Error {
-    /// The file cannot be opened.
     #[error("{path}: {source}")]
     Open { path: PathBuf, source: io::Error },
     /// The path is a directory or another special file.
     #[error("{path}: is a {what}, not a file; give the recording or log itself")]
     NotAFile { path: PathBuf, what: &'static str },
-    /// The file is empty.
     #[error("{path}: is empty; a recording begins with the letters GPUMEMR, a log has lines")]
     Empty { path: PathBuf },
-    /// No known format matches the file.
     #[error("{path}: {what}; the known formats are: {known}")]
     Unrecognised { path: PathBuf, what: String, known: String },
     /// The file contains no record of the format that was given or guessed.
@@ -41,20 +37,16 @@ pub enum Error {
     /// The bytes at `offset` are invalid in the file's binary format.
     #[error("{path}: at byte {offset}: {what}")]
     Malformed { path: PathBuf, offset: u64, what: String },
-    /// The recording has another major version.
     #[error(
         "{path}: recording of format version {found}; this program reads version {supported}: use the gpumemctl of the agent that wrote it"
     )]
     Version { path: PathBuf, found: u16, supported: u16 },
-    /// An exported run is damaged or incomplete.
     #[error("{path}: damaged at byte {offset}: {what}")]
     Damaged { path: PathBuf, offset: u64, what: String },
-    /// The run was exported by a newer program.
     #[error(
         "{path}: run of format {found}; this program reads up to {supported}: use a gpumemctl at least as new as the one that exported it"
     )]
     Newer { path: PathBuf, found: u64, supported: u64 },
-    /// Reading failed before the end.
     #[error("{path}: at byte {offset}: {source}")]
     Read { path: PathBuf, offset: u64, source: io::Error },
 }
@@ -192,7 +184,6 @@ pub struct Lines<R> {
 }
 
 impl<R: BufRead> Lines<R> {
-    /// Returns a line reader.
     pub fn new(reader: R) -> Self {
         Lines { reader, buffer: Vec::new(), offset: 0 }
     }

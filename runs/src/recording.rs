@@ -27,13 +27,11 @@ pub struct Writer<W: Write> {
 }
 
 impl<W: Write> Writer<W> {
-    /// Starts a recording.
     pub fn new(mut out: W) -> io::Result<Self> {
         out.write_all(&frame::header())?;
         Ok(Writer { out, buffer: Vec::new(), origin: None })
     }
 
-    /// Appends one record.
     pub fn write(&mut self, origin: Origin, record: &Record<'_>) -> io::Result<()> {
         if self.origin != Some(origin) {
             self.origin = Some(origin);
@@ -51,7 +49,6 @@ impl<W: Write> Writer<W> {
         Ok(())
     }
 
-    /// Writes all buffered records and flushes `out`.
     pub fn flush(&mut self) -> io::Result<()> {
         self.out.write_all(&self.buffer)?;
         self.buffer.clear();

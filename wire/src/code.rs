@@ -12,7 +12,6 @@ macro_rules! codes {
         $(#[$doc])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
         #[repr(u8)]
-        #[allow(missing_docs)]
         pub enum $name {
             /// No value, or a number unknown to this version.
             #[default]
@@ -22,7 +21,6 @@ macro_rules! codes {
         impl $name {
             /// All values of the type, `Unknown` first.
             pub const ALL: &'static [$name] = &[$name::Unknown, $( $name::$item, )*];
-            /// Returns the number on the wire.
             pub const fn to_code(self) -> u8 {
                 self as u8
             }
@@ -193,7 +191,6 @@ codes! {
         Wall = 3,
     }
 
-    /// Kind of device id.
     DeviceIdKind {
         /// UUID of a GPU.
         Gpu = 1,
@@ -222,7 +219,6 @@ codes! {
         Impossible = 8,
     }
 
-    /// Format of stack frames.
     FrameFormat {
         /// UTF-8, one frame a line, innermost first: `function<TAB>file<TAB>line`.
         Text = 1,
@@ -263,7 +259,6 @@ codes! {
         Stacks = 8,
     }
 
-    /// State of a naming layer.
     LayerState {
         /// The layer works, and its self-test passed.
         Active = 1,

@@ -36,7 +36,6 @@ pub type Slot = [u8; SLOT_BYTES];
 /// A slot as eight 64-bit words; the first is `seq`.
 pub type Words = [u64; SLOT_BYTES / 8];
 
-/// Why decoding failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Error {
     /// A kind unknown to this version; readers skip and count the record.
@@ -129,7 +128,6 @@ macro_rules! records {
     ($( $(#[$doc:meta])* $number:literal $kind:ident { $( $field:ident : $type:ty => $place:ident ),* $(,)? } )*) => {
         /// Content of a record, by kind. The suffix of a field's name gives its unit, the table in codec.rs its place.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-        #[allow(missing_docs)]
         pub enum Body<'a> {
             $( $(#[$doc])* $kind { $( $field: $type ),* }, )*
         }
@@ -367,7 +365,6 @@ records! {
     119 Answer { result: u16 => result, last: bool => detail, text: &'a [u8] => payload }
 }
 
-/// Converts the words of a slot to bytes.
 #[inline]
 pub fn slot_of(words: &Words) -> Slot {
     let mut slot = [0; SLOT_BYTES];

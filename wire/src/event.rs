@@ -70,7 +70,6 @@ pub struct Stamp {
     pub module: u16,
     /// Number (slot) that the sender uses for the device, or [`NONE_DEVICE`].
     pub device: u8,
-    /// See [`Flags`].
     pub flags: Flags,
 }
 
@@ -103,7 +102,6 @@ pub struct Request {
 }
 
 impl Request {
-    /// Returns the stamp's `context`.
     #[inline(always)]
     pub const fn context(self) -> u32 {
         self.stream as u32 | (self.pool as u32) << 16
@@ -119,7 +117,6 @@ impl Request {
     }
 }
 
-/// One record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Record<'a> {
     /// Fields that all kinds of records have.

@@ -38,7 +38,6 @@ pub fn read_header(bytes: &[u8]) -> Option<(u16, u16)> {
         .then(|| (u16::from_le_bytes([header[8], header[9]]), u16::from_le_bytes([header[10], header[11]])))
 }
 
-/// Why reading a sequence of frames stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Error {
     /// The bytes end inside a frame.

@@ -31,7 +31,6 @@ pub struct Header {
     pub start_ticks: u64,
     /// Number of slots in the ring: a power of two.
     pub ring_slots: u64,
-    /// Number of rows in the live table.
     pub live_rows: u64,
     /// Size of the shared memory's part for names, in bytes.
     pub name_bytes: u64,
@@ -123,7 +122,6 @@ impl Header {
         }
     }
 
-    /// Returns the ring's byte offset.
     pub const fn ring_offset(&self) -> u64 {
         HEADER_BYTES as u64
     }

@@ -116,7 +116,6 @@ pub(crate) const SYSTEM_SOCKET: &str = "/run/gpumemd/agent.sock";
 
 /// The agent's settings, as read from the environment.
 #[derive(Debug, Clone, Default)]
-#[allow(missing_docs)] // the other fields have the names of their variables
 pub struct Settings {
     pub disabled: bool,
     /// Sockets on which a daemon may listen, in the order in which they are tried.
@@ -147,7 +146,6 @@ pub struct Settings {
 
 /// Switches of the layers (sources) of names. All but `lines` are on unless the environment sets `0`.
 #[derive(Debug, Clone, Copy)]
-#[allow(missing_docs)]
 pub struct Layers {
     pub torch: bool,
     pub(crate) frames: bool,

@@ -41,7 +41,6 @@ pub enum Made {
 struct Sent(AtomicU64);
 
 impl Ring {
-    /// Opens the ring in `shared`.
     pub fn new(shared: &Shared) -> Self {
         let slots = shared.ring();
         Ring {

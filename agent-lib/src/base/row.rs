@@ -118,7 +118,6 @@ impl RowCopy {
         use_of(if self.is_retagged() { self.beside.use_as } else { 0 })
     }
 
-    /// Returns the current role and phase.
     pub(crate) fn use_as(&self) -> (Role, Phase) {
         let (first, later) = (self.first_use(), self.later_use());
         let role = if later.0 == Role::Unknown { first.0 } else { later.0 };
@@ -149,7 +148,6 @@ fn use_of(byte: u8) -> (Role, Phase) {
 }
 
 /// Kinds (wire/src/codec.rs) of the records that make rows.
-#[allow(missing_docs)]
 pub(crate) mod kind {
     pub(crate) const ALLOC_END: u8 = 16;
     pub(crate) const IMPORT: u8 = 20;

@@ -33,7 +33,6 @@ const POOL_IDS: u64 = 0x6770 << 48;
 
 /// An allocation by the driver: what was requested, and what the driver returned.
 #[derive(Debug, Clone, Copy)]
-#[allow(missing_docs)]
 pub struct Allocation {
     pub address: u64,
     pub bytes: u64,

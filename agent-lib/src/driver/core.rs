@@ -20,7 +20,6 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 /// The agent's state in a process, made once and never freed. The recorder comes first, because each record uses it.
 #[derive(Debug)]
 #[repr(C)]
-#[allow(missing_docs)]
 pub struct Core {
     pub recorder: Recorder,
     pub(crate) settings: Settings,

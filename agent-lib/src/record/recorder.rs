@@ -13,7 +13,6 @@ use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 /// Makes records of events. The fields used most come first, so that they share few cache lines.
 #[derive(Debug)]
 #[repr(C)]
-#[allow(missing_docs)]
 pub struct Recorder {
     pub ring: Ring,
     pub live: Live,
@@ -23,7 +22,6 @@ pub struct Recorder {
 
 /// The fields of a record's stamp that the caller sets. The recorder sets the others: number, time and thread.
 #[derive(Debug, Clone, Copy)]
-#[allow(missing_docs)] // as in `Stamp`
 pub struct RecordContext {
     pub tag: u32,
     pub flags: Flags,

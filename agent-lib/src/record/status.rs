@@ -32,7 +32,6 @@ pub struct StatusReport {
     pub number: u64,
     /// Time (ns) since which the agent is in this state.
     pub time_ns: u64,
-    /// State of the agent.
     pub state: AgentState,
     /// Error number of CUPTI, of the driver or of the system (errno) that led to this state; 0 for none.
     pub(crate) result: u16,

@@ -1,5 +1,4 @@
 //! The agent as a program uses it. Most tests need a separate process: `common::alone`.
-#![allow(missing_docs)]
 
 mod autograd;
 mod blind;

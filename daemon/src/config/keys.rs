@@ -26,7 +26,6 @@ macro_rules! section {
     ($section:ident { $($key:ident: $type:ty = $default:expr, $effect:expr $(, $read:literal $(, $write:literal)?)?;)* }) => {
         #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
         #[serde(deny_unknown_fields, default)]
-        #[allow(missing_docs)] // documented in config/gpumemd.toml
         pub struct $section {
             $($(#[serde(deserialize_with = $read $(, serialize_with = $write)?)])? pub $key: $type,)*
         }
@@ -141,7 +140,6 @@ pub enum Tenants {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Page {
-    /// The page is off.
     Off,
     /// Categories of each process's memory, and the values that the metrics have.
     #[default]
@@ -155,7 +153,6 @@ pub(crate) const USUAL_PATH: &str = "/etc/gpumemd/gpumemd.toml";
 
 /// Reason why a configuration cannot be used.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs)]
 pub enum Error {
     #[error("{}: {source}", path.display())]
     Read { path: PathBuf, source: std::io::Error },
@@ -170,9 +167,6 @@ pub enum Error {
 
 impl Config {
     /// Loads the file at `path`; without one, the usual file if it exists.
-    ///
-    /// # Errors
-    /// [`Error`]; a missing usual file is not an error.
     pub fn load(path: Option<&Path>) -> Result<Self, Error> {
         let named = path.unwrap_or(Path::new(USUAL_PATH));
         match std::fs::read_to_string(named) {
@@ -184,10 +178,6 @@ impl Config {
         }
     }
 
-    /// Parses a configuration.
-    ///
-    /// # Errors
-    /// [`Error::Parse`], with line and key.
     pub fn parse(text: &str, path: &Path) -> Result<Self, Error> {
         toml::from_str(text).map_err(|error| Error::Parse { path: path.to_owned(), source: Box::new(error) })
     }

@@ -24,7 +24,6 @@ pub struct Home {
     pub runtime: Option<PathBuf>,
     /// Value of `XDG_STATE_HOME`.
     pub state: Option<PathBuf>,
-    /// Value of `HOME`.
     pub home: Option<PathBuf>,
     /// Value of `GPUMEM_STORE`.
     pub store: Option<PathBuf>,
@@ -75,7 +74,6 @@ impl Home {
 
 /// The settings of a running daemon.
 #[derive(Debug, Clone)]
-#[allow(missing_docs)] // the others are keys of config/gpumemd.toml
 pub struct Settings {
     /// Directory with `control.sock`, `agent/agent.sock` and a link to the latter.
     pub runtime_dir: PathBuf,
@@ -163,7 +161,6 @@ fn not_zero(value: f64) -> Option<f64> {
 
 /// Settings of views that can change while the daemon runs.
 #[derive(Debug, Clone)]
-#[allow(missing_docs)] // the others are keys of config/gpumemd.toml
 pub struct ViewSettings {
     pub tenants: Tenants,
     pub max_series: usize,
@@ -206,7 +203,6 @@ impl Default for ViewSettings {
 }
 
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
-#[allow(missing_docs)] // the others are keys of config/gpumemd.toml
 pub struct NvmlSettings {
     pub library: Option<PathBuf>,
     pub memory_hz: u32,

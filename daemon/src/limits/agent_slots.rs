@@ -7,7 +7,6 @@ use std::time::Duration;
 
 /// Limits of peers on the agent socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(missing_docs)] // the others are keys of config/gpumemd.toml
 pub struct AgentLimits {
     pub connections: usize,
     pub connections_per_uid: usize,

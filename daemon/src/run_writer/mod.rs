@@ -82,7 +82,6 @@ enum WriterRequest {
         charge: CpuCharge,
         reply: oneshot::Sender<Vec<Run>>,
     },
-    /// Returns a stored run.
     Load {
         id: RunId,
         reply: oneshot::Sender<Run>,
@@ -115,7 +114,6 @@ pub(crate) struct EarlierCounts {
 
 /// State of the run store, and counts of the runs that wait to be written.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-#[allow(missing_docs)]
 pub struct Status {
     pub path: PathBuf,
     /// Whether the last write succeeded, or none was tried.

@@ -62,7 +62,6 @@ pub(super) struct WriteQueue {
     bytes: usize,
     /// Position and state of the run that the thread is writing. A newer state may be at its position by now.
     writing: Option<(u64, Arc<QueuedRun>)>,
-    /// Limit of `bytes`.
     pub max_bytes: usize,
     /// Whether the thread was notified of queued runs and has not read the queue since.
     pub is_notified: bool,

@@ -126,7 +126,6 @@ struct Entry {
 /// A process that has ended, as returned by [`Processes::next_ended`].
 #[derive(Debug)]
 pub struct EndedProcess {
-    /// The process.
     pub key: ProcessKey,
     /// Facts of the process, such as user and command.
     pub facts: Arc<Facts>,

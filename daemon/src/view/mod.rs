@@ -67,7 +67,6 @@ pub struct StartupInfo {
 }
 
 /// Data and services that all views share.
-#[allow(missing_docs)]
 pub struct ViewContext {
     pub fixed: StartupInfo,
     pub reader: SnapshotReader,
@@ -130,7 +129,6 @@ impl ViewContext {
         runs.await.map_err(|_| Refused::ending())
     }
 
-    /// Changes the settings.
     pub fn show(&self, shown: ViewSettings) {
         *lock(&self.shown) = shown;
     }

@@ -1,5 +1,4 @@
 //! The daemon in this process, on its own sockets.
-#![allow(missing_docs)]
 
 mod agents;
 mod asking;

@@ -230,7 +230,6 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// Reads the snapshot from its top value, `root`.
 pub(super) fn read(arena: &Arena, root: Ref) -> Result<Snapshot, Unfit> {
     let walk = Walk { arena, left: Cell::new(arena.filled.saturating_mul(8).saturating_add(10_000)) };
     let mut snapshot = Snapshot::default();

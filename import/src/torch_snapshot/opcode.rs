@@ -4,7 +4,6 @@
 //! The machine of pickle.rs does not implement these opcodes: a file can only build lists, dicts, strings and numbers.
 
 pub(super) mod op {
-    #![allow(missing_docs)]
     pub const MARK: u8 = b'(';
     pub const STOP: u8 = b'.';
     pub const POP: u8 = b'0';

@@ -1,5 +1,4 @@
 //! Tests of the importers' public API: the runs from each format, and the handling of hostile files.
-#![allow(missing_docs)]
 
 mod import_hostile;
 mod imports;

@@ -81,7 +81,6 @@ pub(crate) struct OpenReading {
 
 /// One device in a snapshot of the ledger.
 #[derive(Debug, Clone, PartialEq)]
-#[allow(missing_docs)]
 pub struct DeviceView {
     pub name: DeviceName,
     /// NVML's index of the device; the ordinal that a process reported, while NVML has not reported the device.

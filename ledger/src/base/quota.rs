@@ -33,7 +33,6 @@ impl Limits {
 
 /// Kind of limit that a process has reached: rows of the process, bytes of its user, bytes of all processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(missing_docs)]
 pub enum QuotaExceeded {
     Rows,
     User,
@@ -42,7 +41,6 @@ pub enum QuotaExceeded {
 
 /// Numbers of refused records, by kind of limit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-#[allow(missing_docs)]
 pub struct RefusedRecords {
     pub rows: u64,
     pub user: u64,

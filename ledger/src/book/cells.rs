@@ -35,7 +35,6 @@ impl CellKey {
 
 /// A cell with its names, which are shared with the ledger because many cells may have long names.
 #[derive(Debug, Clone, PartialEq)]
-#[allow(missing_docs)]
 pub struct CellView {
     pub class: Class,
     /// Tag path; absent if the bytes have no tag.

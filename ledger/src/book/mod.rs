@@ -70,7 +70,6 @@ pub const WINDOW_NS: u64 = 10_000_000;
 
 /// Minimum, maximum and last `tracked` bytes of an interval in which the book changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(missing_docs)]
 pub struct Window {
     /// Start time, a multiple of the width: [`WINDOW_NS`], or 1 if times are line numbers of a log.
     pub start_ns: u64,
@@ -85,7 +84,6 @@ pub(crate) struct Book {
     cells: Vec<Cell>,
     /// Cells of unused bytes: [`IDLE`], [`OPAQUE`], and the idle cells of named pools.
     pub unused_cells: Vec<CellId>,
-    /// Bytes of `unused_cells`.
     unused_bytes: i64,
     /// Bytes of live allocations that segments took and have returned.
     returned_bytes: i64,

@@ -140,7 +140,6 @@ impl BookHistory {
         self.open_rounding = self.open_rounding.plus(change);
     }
 
-    /// Ends the record that was booked.
     #[inline]
     pub fn end_record(&mut self, mut change: BookChange) {
         change.rounding = std::mem::take(&mut self.open_rounding);

@@ -1,6 +1,5 @@
 //! A bounded number of points for a time of any length. When all points are in use, neighbours are merged in pairs.
 
-/// Maximum number of points.
 pub(super) const POINTS: usize = 64;
 
 /// Points on one axis (steps or time) with several columns of bytes. The value of a point is the minimum of its first samples.

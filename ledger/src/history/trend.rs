@@ -41,7 +41,6 @@ const MAX_LOST_STEPS: u64 = 1 << 20;
 
 /// Points from which the growth of one account (one process on one device) is judged.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-#[allow(missing_docs)]
 pub struct TrendView {
     pub steps: Growth,
     /// Points by forward pass (call of an outermost module).

@@ -36,7 +36,6 @@ pub(crate) struct Account {
     pub causes: Causes,
     /// Untrackable bytes over time, for detecting growth.
     pub gaps: GapTrend,
-    /// `used` bytes in the last minute.
     pub last_minute: LastMinute,
     /// Time of the first NVML reading that listed the process (ns).
     pub listed_since_ns: Option<u64>,

@@ -15,7 +15,6 @@ pub(crate) const MAX_LOST: u64 = 1 << 46;
 pub struct Facts {
     /// User id of the owner, as the daemon observed it.
     pub uid: Option<u64>,
-    /// Parent's pid.
     pub parent_pid: Option<u64>,
     /// Values from the kernel and from files of the machine: command, comm, user, cgroup, ...
     pub seen: BTreeMap<String, String>,
@@ -28,7 +27,6 @@ pub struct Facts {
 pub struct Blocked {
     /// Time at which the agent first reported the refusal (ns).
     pub since_ns: u64,
-    /// CUPTI's result code.
     pub result: u16,
     /// Name of the client that holds CUPTI, for code [`gpumem_model::run::SUBSCRIPTION_HELD`]; for other codes, the reason.
     pub by: String,
@@ -37,7 +35,6 @@ pub struct Blocked {
 /// How complete the sums of a process are: the coverage as a run stores it, and what only the ledger needs. Layers and marks of
 /// the run are filled in for snapshots only.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-#[allow(missing_docs)]
 pub struct Coverage {
     pub run: coverage::Coverage,
     pub blocked: Option<Blocked>,
@@ -75,7 +72,6 @@ impl DerefMut for Coverage {
 pub struct EarlierRecords {
     /// Number of records that the earlier daemon booked.
     pub events: u64,
-    /// Number of lost records.
     pub lost: u64,
     /// The program that ran then, if known: exec() replaces the program of a process.
     pub program: Option<Program>,

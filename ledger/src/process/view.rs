@@ -19,7 +19,6 @@ use std::sync::Arc;
 
 /// The moment with the highest tracked bytes.
 #[derive(Debug, Clone, PartialEq)]
-#[allow(missing_docs)]
 pub struct PeakView {
     pub tracked_bytes: i64,
     /// Time of the peak (ns); among equal moments, of the one with the fewest idle and opaque bytes.
@@ -32,7 +31,6 @@ pub struct PeakView {
 
 /// One process on one device.
 #[derive(Debug, Clone, PartialEq)]
-#[allow(missing_docs)]
 pub struct AccountView {
     /// Index in [`Snapshot::devices`](crate::Snapshot); absent while the device is not known.
     pub device: Option<usize>,
@@ -60,9 +58,7 @@ pub struct AccountView {
     pub pools: Vec<Pool>,
 }
 
-/// One process.
 #[derive(Debug, Clone, PartialEq)]
-#[allow(missing_docs)]
 pub struct ProcessView {
     pub key: ProcessKey,
     /// Facts from the daemon, and claims of the process.
@@ -73,7 +69,6 @@ pub struct ProcessView {
     /// Time of the end (ns), and wait status if known; absent while the process runs.
     pub ended: Option<(u64, Option<u64>)>,
     pub cells: Arc<[CellView]>,
-    /// One account for each device.
     pub accounts: Vec<AccountView>,
     /// Index in `accounts`, and OOM record, in order of time. The fate is open, or survived if the thread of the failed request has
     /// got memory since.

@@ -112,7 +112,6 @@ impl Threads {
 }
 
 impl Roles {
-    /// Whether a thread has run backward passes only.
     pub fn is_backward_thread(&self, thread: u32) -> bool {
         self.backward_threads.has(thread) && !self.forward_threads.has(thread)
     }
@@ -151,7 +150,6 @@ impl Roles {
 /// How the program's use of a block ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum End {
-    /// The program frees the block.
     Freed,
     /// The program frees the block, but a CUDA stream still uses it.
     Pending,
@@ -176,7 +174,6 @@ pub(crate) struct PhaseReports {
     pub last: Phase,
     /// Whether blocks have their phase in their own records.
     pub in_blocks: bool,
-    /// Whether the program reports its steps.
     pub has_steps: bool,
     /// The program's epoch number; 0 if it reports none.
     pub epoch: u64,

@@ -21,11 +21,17 @@ pub(crate) struct OwnBytes {
 #[derive(Debug, Clone, Copy)]
 enum Change {
     /// The own bytes of a row changed; `before` is 0 if the row is new.
-    Row { before: u64, now: OwnBytes },
-    /// The tracked bytes changed.
-    Tracked { before: i64, now: i64 },
-    /// A training step began.
-    Step { number: u64 },
+    Row {
+        before: u64,
+        now: OwnBytes,
+    },
+    Tracked {
+        before: i64,
+        now: i64,
+    },
+    Step {
+        number: u64,
+    },
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -65,7 +71,6 @@ impl BlockRing {
         }
     }
 
-    /// Notes the tracked bytes of a book.
     pub fn note_tracked(&mut self, book: u8, now: i64) {
         let index = usize::from(book);
         if index >= self.tracked.len() {

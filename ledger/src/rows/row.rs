@@ -108,7 +108,6 @@ pub(crate) fn side_bytes(beside: &mut SideMemory, kind: MemoryKind) -> Option<&m
 /// Counts of records that contradicted the known state or exceeded a limit. If all records arrive and are correct, all counts are 0
 /// except `overflowed` and `devices_beyond`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-#[allow(missing_docs)]
 pub struct AnomalyCounts {
     /// Number of frees of addresses that were not live.
     pub unknown_frees: u64,
@@ -129,7 +128,6 @@ pub struct AnomalyCounts {
 }
 
 impl AnomalyCounts {
-    /// Returns the sum of all these counts.
     pub fn total(&self) -> u64 {
         let records = self.unknown_frees + self.unknown_ends + self.replaced + self.unknown_handles;
         records + self.impossible + self.duplicates + self.overflowed + self.devices_beyond

@@ -33,7 +33,6 @@ impl RowTable {
         self.len == 0
     }
 
-    /// Returns the estimated bytes of the table.
     pub fn bytes(&self) -> usize {
         table(self.len, self.slots.len() / 4 * 3, self.slots.len() * size_of::<Slot>())
     }

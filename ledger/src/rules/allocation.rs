@@ -239,9 +239,7 @@ impl Holdings {
             }
         }
     }
-}
 
-impl Holdings {
     /// Ends frees that began before a loss of records and may have ended in it. If the row was restated, the free has failed.
     pub fn end_doubtful_frees(&mut self) {
         let generation = self.generation;

@@ -17,7 +17,6 @@ const MAX_CHANGES: usize = 4096;
 
 /// An NVML reading of one process on one device, with the ledger's state at that time.
 #[derive(Debug, Clone, PartialEq)]
-#[allow(missing_docs)]
 pub struct ClosedSample {
     /// Number of the reading.
     pub number: u64,
@@ -67,7 +66,6 @@ impl ClosedSample {
 
 /// The gap (used minus tracked bytes) at a peak of `tracked`: that of the nearest sample, because NVML was not read at the peak.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(missing_docs)]
 pub struct PeakGap {
     pub untrackable_bytes: i64,
     pub predates_bytes: i64,

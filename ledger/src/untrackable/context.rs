@@ -122,7 +122,6 @@ impl Contexts {
         &mut self.all[at]
     }
 
-    /// Removes a context; returns the bytes attributed to it.
     fn remove(&mut self, id: u32) -> UntrackableParts {
         let Some(at) = self.all.iter().position(|context| context.id == id) else {
             return UntrackableParts::default();

@@ -115,7 +115,6 @@ impl Event {
         (self.time_ns.saturating_sub(before.max(CLOCK_NS)), self.time_ns.saturating_add(after.max(CLOCK_NS)))
     }
 
-    /// Whether bytes can be attributed to the event.
     fn has_bytes(&self) -> bool {
         !matches!(self.what, What::Existed | What::Exec | What::Imported(_) | What::Other(_))
     }

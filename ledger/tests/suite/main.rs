@@ -1,5 +1,4 @@
 //! Tests of the ledger through its public interface: scripts of observations, and the resulting snapshots.
-#![allow(missing_docs)]
 
 mod accounts;
 mod arbitrary;

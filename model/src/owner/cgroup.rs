@@ -24,7 +24,6 @@ pub struct CgroupOwner {
     pub container: Option<String>,
     /// Pod uid with hyphens, even where the path has underscores.
     pub pod_uid: Option<String>,
-    /// Slurm job id.
     pub slurm_job: Option<String>,
     /// Slurm step: a number, `batch`, `extern` or `interactive`.
     pub slurm_step: Option<String>,
@@ -57,7 +56,6 @@ impl CgroupOwner {
         })
     }
 
-    /// Reads one path.
     pub fn of_path(path: &str) -> Self {
         let mut place = CgroupOwner::default();
         let path = path.strip_suffix(" (deleted)").unwrap_or(path);

@@ -1,4 +1,3 @@
 //! Tests of the model's public API: each value survives a round trip.
-#![allow(missing_docs)]
 
 mod control;

@@ -14,7 +14,6 @@ pub(super) type Result<T, E = StoreError> = std::result::Result<T, E>;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RunId(pub i64);
 
-/// The text is not a run id.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a run: runs are named r1, r2, ...; gpumemctl runs lists them")]
 pub struct ParseRunIdError(String);
@@ -37,7 +36,6 @@ impl FromStr for RunId {
 
 /// Why a request to the store failed. A write that failed has changed nothing.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs)] // the fields are what the messages name
 pub enum StoreError {
     /// The file does not exist; opening for reading does not create it.
     #[error(
@@ -65,7 +63,6 @@ pub enum StoreError {
          ask the daemon, or copy the store together with its -wal file elsewhere"
     )]
     UnmergedLog { path: PathBuf },
-    /// There is no run with this id.
     #[error(
         "{path}: there is no run {id}: it was never stored here, or was deleted for room; gpumemctl runs lists the runs"
     )]
@@ -76,7 +73,6 @@ pub enum StoreError {
     /// The run contradicts itself and was not stored.
     #[error("{path}: this run cannot be stored: {what}")]
     InvalidRun { path: PathBuf, what: String },
-    /// The content of the file is inconsistent.
     #[error("{path}: the store is damaged: {what}; move it away, and a new one is created")]
     Damaged { path: PathBuf, what: String },
     /// The file system reported an I/O error. It may be temporary, or the file is unreadable.
@@ -87,10 +83,8 @@ pub enum StoreError {
         "{path}: no room for the run: the disk is full or the store's size limit (runs.max_size_mib of the daemon) is reached"
     )]
     DiskFull { path: PathBuf },
-    /// The file system returned an error.
     #[error("{path}: {source}")]
     Io { path: PathBuf, source: std::io::Error },
-    /// Any other error of SQLite.
     #[error("{path}: {source}")]
     Sqlite { path: PathBuf, source: rusqlite::Error },
 }

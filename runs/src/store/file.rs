@@ -12,7 +12,6 @@ use std::fs::File;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-/// An open store file.
 #[derive(Debug)]
 pub struct Store {
     pub(super) db: Connection,
@@ -27,7 +26,6 @@ pub struct Store {
 
 /// An entry of the list of runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[allow(missing_docs)]
 pub struct RunSummary {
     pub id: RunId,
     /// Permanent id of the run, the same in every store.
@@ -60,9 +58,7 @@ pub struct RunSummary {
 /// The newest stored part of a process's life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NewestPart {
-    /// Id in this store.
     pub id: RunId,
-    /// Number of the part, from 1.
     pub part: u32,
     /// Whether this part was ended so that the next part begins. The process then still runs or ran on.
     pub is_rolled: bool,
@@ -416,7 +412,6 @@ fn uid_of(life: &str, part: u32) -> String {
     if part == 1 { life.to_owned() } else { format!("{life}/{part}") }
 }
 
-/// Columns of [`summary`].
 pub(super) const SUMMARY: &str = "id, uid, stored_s, label, pid, source_kind, started_ns, last_ns, events,
     (SELECT max(tracked_bytes) FROM moment WHERE run = run.id AND kind = 'peak'),
     clock, wall_offset_ns, state, closed_ns, closed_status, rolled_ns,

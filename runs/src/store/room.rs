@@ -12,7 +12,6 @@ const SELECT: &str =
     "SELECT id, written_s, writer_pid, writer_start, writer_boot, pid, start_ticks, life, rolled_ns, owner_uid,
     weight + (SELECT coalesce(sum(length(body)), 0) FROM request WHERE request.run = run.id) FROM run";
 
-/// Size of a store.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StoreSize {
     /// Size of the store's file in bytes, without the write-ahead log.
@@ -31,7 +30,6 @@ impl StoreSize {
 /// A run that may be deleted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeletableRun {
-    /// Id of the run.
     pub id: RunId,
     /// Time of the last write to the run, in seconds since 1970.
     pub written_s: i64,
@@ -57,7 +55,6 @@ impl Store {
         }
     }
 
-    /// Returns the size of the store.
     pub fn room(&self) -> Result<StoreSize> {
         self.sql(|db| {
             let pragma = |name| db.pragma_query_value(None, name, |row| unsigned(row, 0));

@@ -8,7 +8,6 @@ use rusqlite::types::ToSql;
 
 /// Conditions, order and limit of a selection of runs. The default selects all runs, the newest first.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-#[allow(missing_docs)]
 pub struct Filter {
     /// Only runs of this user (name or uid).
     pub user: Option<String>,
@@ -32,7 +31,6 @@ pub struct Filter {
 
 /// Order of the selected runs: largest or newest first, labels in ascending order.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-#[allow(missing_docs)]
 pub enum Sort {
     #[default]
     Stored,
@@ -43,9 +41,7 @@ pub enum Sort {
     Label,
 }
 
-/// A selected run.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[allow(missing_docs)]
 pub struct SelectedRun {
     pub run: RunSummary,
     pub user: Option<String>,
@@ -64,7 +60,6 @@ pub struct SelectedRun {
 /// Names of states, as used in filters.
 pub const STATES: [&str; 4] = ["running", "ended", "interrupted", "rolled"];
 
-/// Returns the name of a state.
 pub fn state_name(state: State) -> &'static str {
     let [running, ended, interrupted, rolled] = STATES;
     match state {
@@ -89,7 +84,6 @@ const PEAK_USED: &str = "(SELECT max(peak_used_bytes) FROM device WHERE run = ru
 const PEAK: &str = "(SELECT max(tracked_bytes) FROM moment WHERE run = run.id AND kind = 'peak')";
 
 impl Store {
-    /// Returns the runs that match a filter.
     pub fn select(&self, filter: &Filter) -> Result<Vec<SelectedRun>> {
         let mut conditions: Vec<String> = Vec::new();
         let mut values: Vec<Box<dyn ToSql>> = Vec::new();

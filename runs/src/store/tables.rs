@@ -261,7 +261,6 @@ pub(super) fn clock(row: &Row<'_>, at: usize) -> Result<Clock> {
     }
 }
 
-/// Returns the time in seconds since 1970.
 pub(super) fn now_s() -> i64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs().cast_signed())
 }

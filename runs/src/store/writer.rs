@@ -20,7 +20,6 @@ const SELF_STAT: &str = "/proc/self/stat";
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 impl Writer {
-    /// Returns the identity of this process.
     pub(super) fn this() -> io::Result<Self> {
         let Some((_, start_ticks)) = parse_stat(&std::fs::read(SELF_STAT)?) else {
             let what = format!("{SELF_STAT}: no start time in it");

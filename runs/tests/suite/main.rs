@@ -1,5 +1,4 @@
 //! Tests of runs through the public interface: builder, store, windows and exports.
-#![allow(missing_docs)]
 
 mod builder;
 mod export;

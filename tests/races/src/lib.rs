@@ -1,6 +1,6 @@
 //! The agent's source files, with loom's atomics in place of the processor's.
 #![cfg(loom)]
-#![allow(missing_docs, dead_code)]
+#![allow(dead_code)]
 
 #[path = "../../../agent-lib/src/record/names.rs"]
 pub mod names;

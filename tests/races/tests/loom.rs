@@ -1,6 +1,5 @@
 //! Explores every interleaving up to a number of thread switches (LOOM_MAX_PREEMPTIONS).
 #![cfg(loom)]
-#![allow(missing_docs)]
 
 use gpumem_races::memfd::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Shared};
 use gpumem_races::names::Names;

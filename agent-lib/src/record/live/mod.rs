@@ -361,7 +361,6 @@ impl Live {
         hash
     }
 
-    /// Returns the row of `key`, if there is one.
     pub fn get(&self, key: Key) -> Option<RowCopy> {
         let (_, place) = self.find(key.hash())?;
         self.read(place)

@@ -34,7 +34,6 @@ pub(crate) static MEMORY_OFF: AtomicU32 = AtomicU32::new(0);
 /// Period of periodic dumps in ns; 0 for none.
 pub(crate) static DUMP_PERIOD_NS: AtomicU64 = AtomicU64::new(0);
 
-/// Limits of a recording.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RecordingLimits {
     /// Numbers of the first and the last step to record.

@@ -229,7 +229,6 @@ impl CallbackContext<'_> {
         }
     }
 
-    /// Handles the return of a call that allocates.
     #[inline(always)]
     #[allow(clippy::too_many_arguments)]
     pub(super) fn allocated(

@@ -13,7 +13,6 @@ use std::mem::offset_of;
 
 /// Layout of the parameters that have the size and the address of an allocation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(missing_docs)] // the layouts of cupti_sys::params
 pub enum Request {
     Bytes,
     BytesV1,
@@ -32,7 +31,6 @@ use Request::*;
 
 /// What a driver call does. A number is the offset in bytes of a parameter. cupti-sys has the layouts of the parameters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(missing_docs)] // the others are the calls of their names
 pub enum Meaning {
     // Allocations, recorded at EXIT.
     Alloc(Request, MemoryKind),

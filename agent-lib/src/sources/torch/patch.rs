@@ -97,7 +97,6 @@ pub enum SearchResult {
     Patched = 3,
 }
 
-/// Returns the result of the last search.
 pub fn search_result() -> SearchResult {
     match MET.load(Acquire) {
         1 => SearchResult::NoSlot,

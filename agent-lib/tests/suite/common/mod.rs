@@ -1,5 +1,5 @@
 //! Shared parts of the tests: CUPTI's side and the daemon's side of the agent.
-#![allow(dead_code, missing_docs)]
+#![allow(dead_code)]
 
 pub mod counting;
 pub mod cupti;

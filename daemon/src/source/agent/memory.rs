@@ -165,7 +165,6 @@ pub(super) mod by_hand {
         (fd, header)
     }
 
-    /// Seals the memory and accepts it.
     pub(crate) fn accepted(fd: OwnedFd) -> Memory {
         fcntl_add_seals(&fd, SEALS).expect("sealed");
         Memory::accept(fd, 1 << 30).expect("as it should be")

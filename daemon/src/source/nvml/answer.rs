@@ -221,7 +221,6 @@ pub(crate) const HEALTH_EVENTS: [HealthEventKind; 6] = {
     ]
 };
 
-/// A kind of process list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum List {
     Compute = 0,

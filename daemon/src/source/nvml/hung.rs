@@ -25,7 +25,6 @@ struct Hung {
     target: Target,
     /// Whether only process lists hang, so that memory can be read.
     only_lists: bool,
-    /// Time of the next probe (ns).
     next_probe_ns: u64,
     /// Interval before the next probe, in seconds.
     wait_s: u64,

@@ -61,7 +61,6 @@ pub(crate) enum NextRead {
 struct Retries {
     /// Number of failures since the last success.
     failures: u32,
-    /// Time of the next attempt (ns).
     retry_ns: u64,
 }
 

@@ -492,7 +492,6 @@ fn at(index: usize, time_ns: u64) -> Stamp {
     Stamp { time_ns, device: index as u8, ..Stamp::default() }
 }
 
-/// Returns whether the sorted rows contain this pid.
 fn is_listed(rows: &[ProcessRow], pid: u32) -> bool {
     rows.binary_search_by_key(&pid, |row| row.pid).is_ok()
 }

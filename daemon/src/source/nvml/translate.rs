@@ -118,7 +118,6 @@ impl Translator {
         Record { stamp, body }.append_frame(&mut self.out);
     }
 
-    /// Translates one record of the poller.
     fn take(&mut self, record: &Record<'_>, processes: &Processes) {
         let Record { mut stamp, mut body } = *record;
         match body {

@@ -188,7 +188,6 @@ impl<'a> ProcessSeries<'a> {
         self.is_present.get(account.device?).copied()
     }
 
-    /// Returns the values of a process on each device of this machine.
     fn amounts(&self, process: &'a ProcessView) -> Vec<OnDevice<'a>> {
         let covered = process.coverage.covered;
         let categories = covered.then(|| Names::categories(process, &self.shown.rules.structure));

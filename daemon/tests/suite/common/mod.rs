@@ -1,5 +1,5 @@
 //! A daemon in this process, on its own sockets, and hand-made peers that connect to it.
-#![allow(dead_code, missing_docs)] // each test uses a part
+#![allow(dead_code)] // each test uses a part
 
 pub mod node;
 pub mod peer;
