@@ -173,6 +173,8 @@ exports! {
     gpumem_roles as roles(state: c_int, reason: *const c_char) -> () {
         (); |_, _| run::report_roles(state, text!(reason))
     }
+    /// Reports the sizes of the program's models, as the lines of `Body::Models`.
+    gpumem_models as models(models: *const c_char) -> () { (); |_, _| run::report_models(text!(models)) }
     /// Prepares the adoption of memory that PyTorch had before the agent (sources/torch/adopt.rs). Called before PyTorch's list
     /// is requested. Returns 0 if no CUDA context is older than the agent, or while adoption is impossible.
     gpumem_adoption_begins as adoption_begins() -> c_int { 0; |core, _| c_int::from(core.adoption_begins()) }

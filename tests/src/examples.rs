@@ -128,6 +128,7 @@ fn body(kind: u8) -> Body<'static> {
             state: LayerState::Degraded,
             reason: "12 of 400 nodes not known",
         },
+        88 => Body::Models { models: "Net\tfloat32\t4096\t4096\t0" },
         87 => Body::Done { result: R, command: 0x71, told: "/tmp/a.gpumem" },
         96 => Body::SampleBegin { number: C },
         97 => Body::DeviceSample {

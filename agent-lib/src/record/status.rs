@@ -131,7 +131,7 @@ pub struct LayerReport {
 
 /// Last report of each source of names. Not for use in callbacks.
 static LAYERS: ForkMutex<Vec<LayerReport>> = ForkMutex::new(Vec::new);
-/// Number of changes to `LAYERS`. The sender sends the reports again when the number has changed.
+/// Number of changes to `LAYERS` and `MODELS`. The sender sends the reports again when the number has changed.
 static LAYERS_VERSION: AtomicU64 = AtomicU64::new(0);
 
 /// Reports the new state of a layer of names. Not for callbacks: it locks and allocates.
@@ -163,6 +163,23 @@ pub(crate) fn report_no_torch(what: Layer, is_torch_on: bool, is_on: bool, off: 
 pub fn layer(layer: Layer) -> Option<LayerState> {
     let layers = LAYERS.lock().ok()?;
     layers.iter().find(|report| report.layer == layer).map(|report| report.state)
+}
+
+/// Last description of the program's models; see `Body::Models`. Not for use in callbacks.
+static MODELS: ForkMutex<String> = ForkMutex::new(String::new);
+
+/// Reports the models of the program. Not for callbacks: it locks and allocates.
+pub(crate) fn report_models(text: &str) {
+    let Ok(mut models) = MODELS.lock() else { return };
+    if *models != text {
+        text.clone_into(&mut models);
+        LAYERS_VERSION.fetch_add(1, Release);
+    }
+}
+
+/// Returns the last description of the program's models; empty before the first one.
+pub(crate) fn models() -> String {
+    MODELS.lock().map(|models| models.clone()).unwrap_or_default()
 }
 
 pub(crate) fn layers_version() -> u64 {

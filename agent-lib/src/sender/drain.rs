@@ -115,6 +115,10 @@ impl Sender {
             for status::LayerReport { layer, state, reason } in status::layers() {
                 self.send(Body::Layer { layer, state, reason: &reason });
             }
+            let models = status::models();
+            if !models.is_empty() {
+                self.send(Body::Models { models: &models });
+            }
         }
         let refused = self.core.recorder.live.refused.load(Relaxed) + threads::refused();
         let is_full = self.core.recorder.names.refused.load(Relaxed) > 0; // not the count, which would be sent with each change

@@ -84,6 +84,7 @@ const UNDECLARED: &[&str] = &[
     "gpumem_modules_unknown",
     "gpumem_parameters_named",
     "gpumem_rename",
+    "gpumem_models",
     "gpumem_roles",
     "gpumem_scope_edge",
     "gpumem_scope_word",

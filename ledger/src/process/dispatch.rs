@@ -15,6 +15,9 @@ use std::sync::Arc;
 /// Maximum number of tag paths of a process; further tags have no path, but their bytes are booked all the same.
 const MAX_NAMES: usize = 262_144;
 
+/// Maximum length of the description of a process's models, in letters.
+const MAX_MODELS: usize = 4_096;
+
 /// Maximum number of calls in flight (frees, unmaps, releases) in one process; a thread has at most one.
 const MAX_IN_FLIGHT: usize = 4096;
 
@@ -166,6 +169,10 @@ impl Process {
             }
             Body::Stack { format, frames } => self.ooms.name_stack(stamp.stack, format, frames),
             Body::Layer { layer, state, reason } => self.program.layers.report(layer, state, reason),
+            Body::Models { models } => {
+                let models = models.chars().take(MAX_MODELS).collect();
+                Arc::make_mut(&mut self.facts).claims.insert("models".to_owned(), models);
+            }
             Body::PhaseBegin { phase } => {
                 self.holdings.begin_phase(phase, stamp.seq, stamp.time_ns);
             }

@@ -29,6 +29,7 @@ _FUNCTIONS: Dict[str, _Types] = {
     "autograd_gradients": (ctypes.c_int, (ctypes.POINTER(_number), ctypes.c_uint32)),
     "adoption_begins": (ctypes.c_int, ()),
     "adopt": (ctypes.c_int, (ctypes.POINTER(_number), _number)),
+    "models": (None, (ctypes.c_char_p,)),
     "roles": (None, (ctypes.c_int, ctypes.c_char_p)),
 }
 

@@ -14,6 +14,7 @@ from . import _copies
 from ._agent import BUFFER, GRADIENT, KV_CACHE, OPTIMIZER_STATE, PARAMETER, PARAMETER_COPY, functions, text
 from ._caches import MODULES as CACHE_MODULES
 from ._caches import Caches
+from ._models import Models
 from ._modules import Known, Modules
 
 #: Share of time; share of time after this many sweeps in a row that reported only gradients.
@@ -98,6 +99,8 @@ class Sweeper:
     def __init__(self, modules: Modules) -> None:
         self.modules = modules
         self.caches = Caches()
+        #: Sizes by element type, in sweeps that find other modules, optimizers or states; else `None`.
+        self._sizes: Optional[Models] = None
         #: Step counts of optimizers, by object address.
         self.done: Dict[int, int] = {}
         #: Keys of modules that are copies of trained ones.
@@ -166,11 +169,15 @@ class Sweeper:
                 self.forget()
             self.version = self.modules.version
             self.paths = {}
+            describes = not self._sent or self.has_other_states(optimizers, False)
+            self._sizes = Models(_parts, optimizers) if describes else None
             self._copies = self._find_copies(optimizers, gradients)
             cached = self._take_caches(storages)
             for module, known in self.modules:
                 self._module(module, known, storages, gradients)
             states = [object.__getattribute__(optimizer, "__dict__").get("state") for optimizer in optimizers]
+            if self._sizes is not None:
+                self._sizes.send(chain.from_iterable(state.values() for state in states if state))
             if optimizers:
                 self._values = _values(states)
             for optimizer, state in zip(optimizers, states):
@@ -214,6 +221,8 @@ class Sweeper:
                 path = "%s/%s" % (own, name)
                 self.paths[id(tensor)] = path
                 self._take(storages, tensor, path, role)
+                if kind == "_parameters" and self._sizes is not None:
+                    self._sizes.add(path, tensor)
                 if gradients and role == PARAMETER:
                     self._gradient(storages, tensor, path)
 

@@ -7,11 +7,12 @@ use std::ffi::{CStr, CString, c_char, c_int, c_long, c_ulonglong, c_void};
 pub(crate) type Object = *mut c_void;
 
 /// Names and sources of the Python modules. A module imports only modules before it.
-const SOURCES: [(&CStr, &str); 13] = [
+const SOURCES: [(&CStr, &str); 14] = [
     (c"_agent", include_str!("../../../python/gpumem/torch/_agent.py")),
     (c"_changes", include_str!("../../../python/gpumem/torch/_changes.py")),
     (c"_objects", include_str!("../../../python/gpumem/torch/_objects.py")),
     (c"_places", include_str!("../../../python/gpumem/torch/_places.py")),
+    (c"_models", include_str!("../../../python/gpumem/torch/_models.py")),
     (c"_modules", include_str!("../../../python/gpumem/torch/_modules.py")),
     (c"_caches", include_str!("../../../python/gpumem/torch/_caches.py")),
     (c"_copies", include_str!("../../../python/gpumem/torch/_copies.py")),

@@ -142,6 +142,11 @@ pub(crate) fn report_roles(state: i32, reason: &[u8]) {
     status::report_layer(Layer::Roles, state, &String::from_utf8_lossy(reason));
 }
 
+/// Reports the sizes of the program's models that the agent's Python code found.
+pub(crate) fn report_models(models: &[u8]) {
+    status::report_models(&String::from_utf8_lossy(models));
+}
+
 /// Requests a run of the agent's Python code if one is due. Called by the sender each round and at the start; cheap otherwise.
 pub(crate) fn request_if_due(core: &Core) {
     let enabled = core.settings.layers;

@@ -1,0 +1,54 @@
+"""Sizes of models by element type, for advice: which parameters require gradients, and which an optimizer updates."""
+
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Tuple
+
+from ._agent import functions, text
+
+#: Maximum number of lines that are sent, and of letters of a model's name.
+_LINES, _NAME = 16, 80
+#: Maximum nesting of optimizer state.
+_DEEPEST = 4
+
+
+class Models:
+    """Sums of bytes. `parts` yields the tensors with memory of a tensor."""
+
+    def __init__(self, parts: Callable[[Any], Iterator[Any]], optimizers: List[Any]) -> None:
+        self._parts = parts
+        groups = (group for optimizer in optimizers for group in list(optimizer.param_groups))
+        self._updated = {id(parameter) for group in groups for parameter in list(group["params"])}
+        #: Model and element type -> bytes, bytes that require gradients, bytes that an optimizer updates.
+        self._bytes: Dict[Tuple[str, str], List[int]] = {}
+
+    def add(self, path: str, parameter: Any) -> None:
+        """Adds a parameter of the model that begins `path`."""
+        try:
+            is_trained, is_updated = parameter.requires_grad, id(parameter) in self._updated
+            self._add(path.split("/", 1)[0], parameter, is_trained, is_updated)
+        except Exception:  # without a size so far
+            pass
+
+    def _add(self, model: str, tensor: Any, is_trained: bool, is_updated: bool) -> None:
+        for part in self._parts(tensor):
+            if part.is_cuda:
+                sums = self._bytes.setdefault((model[:_NAME], str(part.dtype).rpartition(".")[2]), [0, 0, 0])
+                for at, counts in enumerate((True, is_trained, is_updated)):
+                    sums[at] += part.numel() * part.element_size() if counts else 0
+
+    def _add_state(self, state: Any, depth: int = 0) -> None:
+        values = state.values() if isinstance(state, dict) else state if isinstance(state, (list, tuple)) else ()
+        for value in list(values):
+            if hasattr(value, "element_size"):
+                self._add("", value, False, False)
+            elif depth < _DEEPEST:
+                self._add_state(value, depth + 1)
+
+    def send(self, states: Iterable[Any]) -> None:
+        """Adds optimizer states, and sends the largest sums."""
+        try:
+            for state in list(states):
+                self._add_state(state)
+        except Exception:  # states of another form
+            pass
+        largest = sorted(self._bytes.items(), key=lambda item: -item[1][0])[:_LINES]
+        functions.models(text("\n".join("\t".join((*key, *map(str, sums))) for key, sums in largest)))
