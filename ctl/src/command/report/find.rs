@@ -317,7 +317,7 @@ fn process_name(pid: u32) -> String {
 
 /// Number of the newest runs in a store that are searched for runs of the calling user.
 const NEWEST: usize = 256;
-/// Maximum number of the user's runs with OOMs that are compared by the time of their last OOM.
+/// Maximum number of the user's runs that are compared: with OOMs by the time of the last one, of one job by their memory.
 const COMPARED: usize = 16;
 
 /// A run of the calling user, which may be the newest one.
@@ -352,12 +352,15 @@ impl Candidate {
 /// Finds the calling user's newest run; for `gpumemctl oom` the newest in which memory ran out, if there is one. Prints on
 /// standard error which run it is. Returns `None` if the user has no run.
 pub(crate) fn newest(args: &Args) -> Result<Option<Found>> {
-    let timed = candidates(args)?.into_iter().filter_map(|candidate| {
+    let mut candidates = candidates(args)?;
+    let timed = candidates.iter().enumerate().filter_map(|(index, candidate)| {
         let run = &candidate.reply.run;
         let time_ns = if args.with_oom { last_oom_ns(run)? } else { candidate.began_ns };
-        Some(((time_ns, run.process.start_ticks), candidate))
+        Some(((time_ns, run.process.start_ticks), index))
     });
-    let Some((_, Candidate { reply, origin, .. })) = timed.max_by_key(|(time, _)| *time) else {
+    let newest_index = timed.max_by_key(|(time, _)| *time).map(|(_, index)| index);
+    let found = newest_index.map(|index| if args.with_oom { index } else { main_of_job(&candidates, index) });
+    let Some(Candidate { reply, origin, .. }) = found.map(|index| candidates.swap_remove(index)) else {
         if !args.with_oom {
             return Ok(None);
         }
@@ -390,6 +393,28 @@ pub(crate) fn newest(args: &Args) -> Result<Option<Found>> {
             found
         }
     }))
+}
+
+/// Returns the index of the run with most memory that the newest run's job had at the same time, if it has much more than the newest
+/// run: a program starts helper processes after itself.
+fn main_of_job(candidates: &[Candidate], newest: usize) -> usize {
+    const MUCH_MORE: i64 = 2;
+    let peak = |candidate: &Candidate| {
+        let devices = candidate.reply.run.devices.iter();
+        devices.filter_map(|device| device.peak.tracked_bytes).fold(0, i64::saturating_add)
+    };
+    let job = |candidate: &Candidate| candidate.reply.run.process.claims.get("job").cloned();
+    let Some(own) = candidates.get(newest).filter(|own| job(own).is_some()) else { return newest };
+    let is_beside = |candidate: &Candidate| {
+        let run = &candidate.reply.run;
+        let length_ns = window::span(run).map_or(0, |(first, last)| last.saturating_sub(first));
+        let is_part = matches!(run.state, State::Rolled { .. });
+        !is_part && job(candidate) == job(own) && candidate.began_ns + i128::from(length_ns) >= own.began_ns
+    };
+    let beside = candidates.iter().enumerate().filter(|(_, candidate)| is_beside(candidate));
+    let largest = beside.max_by_key(|(_, candidate)| peak(candidate));
+    let is_much = |other: &Candidate| peak(other) / MUCH_MORE > peak(own);
+    largest.filter(|(_, other)| is_much(other)).map_or(newest, |(index, _)| index)
 }
 
 /// Returns the time of a run's last OOM, in ns since 1970, or on the run's clock if it has no wall-clock offset.
@@ -449,10 +474,16 @@ fn newest_of_store(path: &Path, with_oom: bool, user: u64) -> Result<Vec<Candida
     let filter = Filter { oom: with_oom, limit: Some(NEWEST), ..Filter::default() };
     // A run without a user id was imported, so it belongs to the owner of the store.
     let mine = |listed: &SelectedRun| listed.uid.is_none_or(|uid| uid == user);
-    let newest = store.select(&filter)?.into_iter().filter(mine).take(if with_oom { COMPARED } else { 1 });
+    let mut listed: Vec<SelectedRun> = store.select(&filter)?.into_iter().filter(mine).collect();
+    if let Some(newest) =
+        listed.first().filter(|_| !with_oom).map(|newest| (newest.run.id, newest.job.clone()))
+    {
+        listed.retain(|listed| listed.run.id == newest.0 || listed.job.is_some() && listed.job == newest.1);
+    }
+    listed.truncate(COMPARED);
     let candidate = |listed: SelectedRun| {
         let stored_ns = i128::from(listed.run.stored_s) * 1_000_000_000;
         Ok(Candidate::new(load(&store, listed.run.id)?, Origin::Store(path.to_owned()), stored_ns))
     };
-    newest.map(candidate).collect()
+    listed.into_iter().map(candidate).collect()
 }
