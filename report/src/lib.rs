@@ -23,6 +23,7 @@ pub mod json;
 pub mod judge;
 mod labels;
 mod lines;
+mod model_sizes;
 pub mod names;
 pub mod oom;
 pub mod own;

@@ -4,7 +4,6 @@ use super::item::{Item, Kind, Memory, mib, place_of};
 use super::{composition, settings};
 use crate::findings::{self, Finding};
 use crate::oom::{holder_name, holders_of};
-use gpumem_model::gap::Cause;
 use gpumem_model::growth::Axis;
 use gpumem_model::names::Named;
 use gpumem_model::run::{Device, Oom, Run};
@@ -112,6 +111,10 @@ fn growth(device: &Device, oom: Option<&Oom>, finding: &Finding) -> Item {
             let change = "Stop keeping the outputs on the GPU in each step{0}: keep .detach().cpu() of them, or drop old ones";
             (Kind::RetainedTensors, Memory::Activations, change)
         }
+        "parameter copies" => {
+            let change = "Drop old copies of the model{0}, or keep them on the host with .cpu(): a list or dict keeps all";
+            (Kind::RetainedTensors, Memory::Parameters, change)
+        }
         "kv cache" => {
             let change = "Limit the cached keys and values{0}: drop those of ended sessions";
             (Kind::RetainedTensors, Memory::Activations, change)
@@ -120,6 +123,13 @@ fn growth(device: &Device, oom: Option<&Oom>, finding: &Finding) -> Item {
             let change = "Drop old tensors of the list, dict or cache that keeps them{0}, or keep .detach().cpu() of them";
             (Kind::RetainedTensors, Memory::Activations, change)
         }
+    };
+    let is_of_pass = matches!(structure, "activations" | "retained forward outputs");
+    let change = match finding.is_in_few_steps && is_of_pass {
+        true => format!(
+            "{change}. It grows in few passes: if these raise an exception that is kept, keep its text only"
+        ),
+        false => change.to_owned(),
     };
     let item = Item::new(kind, memory, device, change);
     let names = finding.names.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ");
@@ -164,15 +174,10 @@ fn pool(run: &Run, device: &Device, oom: Option<&Oom>, finding: &Finding) -> Vec
         return Vec::new();
     }
     let most = [0, finding.bytes.min(possible)];
-    let captured = Cause::GraphInstantiated.name();
-    let has_graphs = device.details.steps.iter().any(|step| {
-        Some(step.cause.as_str()) == captured
-            || step.also.iter().any(|cause| Some(cause.as_str()) == captured)
-    });
     let is_apart = oom
         .and_then(|oom| oom.largest_idle_bytes.map(|largest| largest >= oom.asked_bytes))
         .unwrap_or_default();
-    if has_graphs {
+    if findings::has_graphs(device) {
         let change = "Capture the CUDA graphs into one pool: torch.cuda.graph(graph, pool=first.pool())";
         let item = Item::new(Kind::GraphPools, Memory::Cached, device, change);
         return vec![item.estimated(most, "at most the unused bytes; each private pool keeps its own")];

@@ -75,10 +75,8 @@ pub fn advise(report: &Report<'_>, evidence: &Evidence<'_>) -> Advice {
         // Other devices of the process may have much free memory.
         let is_short = is_full(device) || decisive.is_some_and(|(of, ..)| std::ptr::eq(of, device));
         if is_short && !has_cause {
-            match outside::tenant(device, evidence.children) {
-                Some(item) => items.push(item),
-                None => items.extend(composition::parts(report, device, None)),
-            }
+            items.extend(outside::tenant(device, evidence.children));
+            items.extend(composition::parts(report, device, None));
         }
         items.extend(outside::libraries(report, device, is_short));
     }

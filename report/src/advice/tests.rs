@@ -201,6 +201,63 @@ fn an_optimizer_without_state_needs_no_smaller_state() {
     assert!(!advises(&[]), "plain SGD");
 }
 
+/// Returns the first advice on a run that failed while it held these GiB, and whose agent described its models.
+fn first_with_models(held: &[(Role, &str, i64)], models: &str) -> Item {
+    let mut run = holding(held);
+    run.devices[0].details.iterations.rows.clear();
+    run.process.claims.insert("models".into(), models.into());
+    items(&run).remove(0)
+}
+
+#[test]
+fn a_model_that_no_optimizer_updates_is_known_before_the_first_step() {
+    let held = [
+        (Role::Unknown, "Teacher/net.0", 6),
+        (Role::Unknown, "Teacher/net.1", 6),
+        (Role::Parameter, "Student/a/weight", 1),
+    ];
+    let student = "\nStudent\tfloat32\t9\t9\t9";
+    let first = |models: &str| first_with_models(&held, models);
+    let teacher = first(&format!("Teacher\tfloat32\t9\t9\t0{student}"));
+    assert_eq!(teacher.kind, Kind::EvaluationGradients);
+    assert!(teacher.sentence().starts_with("No optimizer updates Teacher:"), "{}", teacher.sentence());
+    for other in ["Teacher\tfloat32\t9\t0\t0", "Teacher\tfloat32\t9\t9\t3", ""] {
+        assert_eq!(first(&format!("{other}{student}")).kind, Kind::Checkpointing, "{other}");
+    }
+    assert_eq!(first("Teacher\tfloat32\t9\t9\t0").kind, Kind::Checkpointing, "no optimizer is known");
+}
+
+#[test]
+fn float64_is_the_first_advice_and_small_types_get_none() {
+    let held = [
+        (Role::Parameter, "Net/a", 2),
+        (Role::Gradient, "Net/a", 2),
+        (Role::OptimizerState, "Net/a", 4),
+        (Role::Activation, "Net/a", 6),
+    ];
+    let first = first_with_models(&held, "Net\tfloat64\t2\t2\t2\n\tfloat64\t4\t0\t0");
+    assert_eq!((first.kind, first.saves_bytes), (Kind::ParameterPrecision, Some([4 * GIB, 7 * GIB])));
+    let kinds = |models: &str| {
+        let mut run = holding(&held);
+        run.devices[0].details.iterations.rows.clear();
+        run.process.claims.insert("models".into(), models.into());
+        let kinds = [Kind::ParameterPrecision, Kind::OptimizerState, Kind::GradientBuckets];
+        kinds.map(|kind| of_kind(&run, kind).map(|item| item.formula))
+    };
+    assert_eq!(kinds("Net\tbfloat16\t2\t2\t2\n\tuint8\t4\t0\t0"), [const { None }; 3]);
+    let [.., state, buckets] = kinds("Net\tbfloat16\t2\t2\t2\n\tbfloat16\t4\t0\t0");
+    assert!(state.is_some_and(|formula| formula.starts_with("1/2 x 4,096 MiB of bfloat16 state")));
+    assert_eq!(buckets, None);
+}
+
+#[test]
+fn gradients_in_float32_of_smaller_parameters_are_not_held_twice() {
+    let buckets = |held: &[(Role, &str, i64)]| of_kind(&holding(held), Kind::GradientBuckets).is_some();
+    assert!(!buckets(&[(Role::Parameter, "Net/a", 4), (Role::Gradient, "Net/a", 8)]));
+    let twice = [(Role::Parameter, "Net/a", 5), (Role::Gradient, "Net/a", 5), (Role::Gradient, "Reducer", 5)];
+    assert!(buckets(&twice));
+}
+
 fn items(run: &Run) -> Vec<Item> {
     advice(run, &Evidence::default()).0.items
 }
@@ -372,7 +429,7 @@ fn savings_in_the_same_memory_are_not_added() {
 }
 
 #[test]
-fn a_tenant_that_holds_more_is_the_only_advice_on_a_full_device() {
+fn a_tenant_that_holds_more_is_the_first_advice_on_a_full_device() {
     let mut run = holding(&[(Role::Activation, "Net/a", 5)]);
     let device = &mut run.devices[0];
     device.details.ooms.clear();
@@ -388,7 +445,8 @@ fn a_tenant_that_holds_more_is_the_only_advice_on_a_full_device() {
     });
     device.tenants = vec![(7, Some(10 << 30))];
     let found = items(&run);
-    assert_eq!((found.len(), found[0].kind), (1, Kind::OtherProcess), "{found:?}");
+    assert_eq!(found[0].kind, Kind::OtherProcess, "{found:?}");
+    assert_eq!(found[1].kind, Kind::LargeOutput, "the process's own memory");
     assert!(found[0].sentence().contains("(pid 7)"), "{}", found[0].sentence());
     // Another device of the process has a larger tenant and much free memory.
     let mut other = run.devices[0].clone();
@@ -396,7 +454,7 @@ fn a_tenant_that_holds_more_is_the_only_advice_on_a_full_device() {
     other.reading = other.reading.map(|reading| DeviceReading { free_bytes: 40 << 30, ..reading });
     run.devices.push(other);
     let found = items(&run);
-    assert_eq!(found.iter().map(|item| item.device).collect::<Vec<_>>(), [Some(0)], "{found:?}");
+    assert!(found.iter().all(|item| item.device == Some(0)), "{found:?}");
     run.devices.truncate(1);
     run.devices[0].tenants = vec![(7, Some(1 << 30))];
     assert!(items(&run).iter().all(|item| item.kind != Kind::OtherProcess));

@@ -14,6 +14,8 @@ pub(crate) use out_of_memory::{
 
 use crate::{Report, held, ooms, used_or_tracked};
 use gpumem_model::cell::HIDDEN_TAG;
+use gpumem_model::gap::{Cause, UntrackableChange};
+use gpumem_model::names::Named;
 use gpumem_model::run::{Amounts, Class, Device, Fate, Oom, Run, State};
 use gpumem_model::timeline::Point;
 use gpumem_model::units::{plural, signed, thousands};
@@ -108,6 +110,9 @@ pub struct Finding {
     /// Whether the only name is the path of many modules, each with a part of `bytes`.
     #[serde(skip)]
     pub is_in_many: bool,
+    /// Whether memory grew in the minority of the steps or forward passes.
+    #[serde(skip)]
+    pub is_in_few_steps: bool,
     /// Categories that contain most of the bytes of growing memory, the one that grows most first.
     #[serde(skip)]
     pub structures: Vec<String>,
@@ -139,6 +144,7 @@ impl Finding {
             what,
             names: Vec::new(),
             is_in_many: false,
+            is_in_few_steps: false,
             structures: Vec::new(),
             rate: None,
             advice: None,
@@ -296,6 +302,9 @@ fn unused_pool(report: &Report<'_>, device: &Device) -> Option<Finding> {
     if let Some(ns) = time_ns.filter(|_| in_use.saturating_sub(at_peak) >= idle / 2) {
         what += &format!("; {} MiB were in use at {}", mib(in_use), report.times().time(ns));
     }
+    if has_graphs(device) {
+        what += "; CUDA graphs keep pools of their own";
+    }
     let note = note(Kind::UnusedPool, device, (idle, used), UNUSED_SHARE, what)?;
     if (idle as f64) < device.total_bytes.map_or(0, signed) as f64 * UNUSED_DEVICE_SHARE {
         return None;
@@ -303,6 +312,15 @@ fn unused_pool(report: &Report<'_>, device: &Device) -> Option<Finding> {
     let Some(growth) = growth::idle(report, device, None) else { return Some(note) };
     let what = format!("{}: {}", note.what, growth.rate());
     Some(Finding { severity: Severity::Warning, confidence: Some(growth.confidence), what, ..note })
+}
+
+/// Returns whether the program has captured CUDA graphs on a device.
+pub(crate) fn has_graphs(device: &Device) -> bool {
+    let captured = Cause::GraphInstantiated.name();
+    let causes = |step: &UntrackableChange| {
+        step.also.iter().chain([&step.cause]).any(|cause| Some(cause.as_str()) == captured)
+    };
+    device.details.steps.iter().any(causes)
 }
 
 fn untrackable(report: &Report<'_>, device: &Device) -> Option<Finding> {

@@ -1,6 +1,7 @@
 //! Finds why a request for memory failed: each cause without which the request would have fitted, with its bytes.
 
 use super::{Finding, Kind, Severity, growth, mib, rank};
+use crate::model_sizes::ModelSizes;
 use crate::oom::{holder_name, holders_of};
 use crate::{GroupBy, Report, held, names, sum, sums};
 use gpumem_model::escape::escape;
@@ -312,9 +313,13 @@ impl<'r> Request<'r> {
             _ => format!("{} {}", escape(name), mib(*bytes)),
         });
         let what = format!(
-            "the memory that the program holds at one time does not fit: {} MiB; {} MiB more were requested",
+            "the memory that the program holds at one time does not fit: {} MiB; {} MiB more were requested{}",
             named.collect::<Vec<_>>().join(" + "),
-            mib(signed(self.oom.asked_bytes))
+            mib(signed(self.oom.asked_bytes)),
+            match ModelSizes::of(report.run).parameter_kind() {
+                Some("float64") => "; the parameters are float64",
+                _ => "",
+            }
         );
         Some(Finding { names: parts, spare_bytes: None, ..self.finding(Kind::TooLarge, bytes, what) })
     }

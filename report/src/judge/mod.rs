@@ -67,3 +67,29 @@ pub fn units(growth: &Growth, judgement: &Judgement) -> u64 {
     };
     (judgement.units() + stride).round() as u64
 }
+
+/// Returns whether an amount rises in the minority of its steps. `stride` is the number of steps between two points. A rise counts
+/// from half of the mean change. If steps rise independently of each other, the share of the intervals without a rise is the
+/// `stride`-th power of that of the steps.
+pub fn rises_rarely(amounts: &[i64], stride: f64) -> bool {
+    let changes = || amounts.windows(2).filter_map(|pair| pair.last()?.checked_sub(*pair.first()?));
+    let count = amounts.len().saturating_sub(1).max(1) as f64;
+    let mean = crate::sum(changes()) as f64 / count;
+    let still = changes().filter(|change| (*change as f64) < mean / 2.0).count() as f64 / count;
+    1.0 - still.powf(1.0 / stride.max(1.0)) < 0.5
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_amount_that_rises_in_few_steps_rises_rarely() {
+        // One step of `every` adds bytes; each fourth step is a point.
+        let amounts = |every: i64, stride: i64| {
+            (0..60).map(|at| at * stride / every * 100 + at % 2).collect::<Vec<i64>>()
+        };
+        assert_eq!([1, 3, 5].map(|every| rises_rarely(&amounts(every, 1), 1.0)), [false, true, true]);
+        assert_eq!([1, 8].map(|every| rises_rarely(&amounts(every, 4), 4.0)), [false, true]);
+    }
+}

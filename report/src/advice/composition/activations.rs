@@ -1,0 +1,148 @@
+//! Changes for activations: of passes that need no gradients, of one large output, of repeated modules, and of the batch.
+
+use super::super::item::{Item, Kind, Memory, mib};
+use super::Parts;
+use crate::{names, sum};
+use gpumem_model::cell::without_sum;
+use gpumem_model::run::{Device, Oom};
+use gpumem_model::units::signed;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Minimum share of the activations for advice on one module, or on a repeated one.
+const MODULE_SHARE: f64 = 0.4;
+/// Parts into which the advice splits a large output.
+const CHUNKS: i64 = 8;
+
+/// Returns a module's path up to its first number, with `*` in place of the number, and the path with the number.
+fn repeated(tag: &str) -> Option<(String, &str)> {
+    let mut end = 0;
+    for component in tag.split('/') {
+        end += component.len();
+        let starred = names::group(component, 1, true);
+        if starred != component || component == "*" || component.ends_with(".*") {
+            let start = &tag[..end - component.len()];
+            return Some((format!("{start}{starred}"), &tag[..end]));
+        }
+        end += 1;
+    }
+    None
+}
+
+/// Returns the tag of the largest output of a module that is not repeated, such as logits, its bytes, and those of the failed
+/// request if it was made there, too. A module that calls its layers in a loop makes a tensor for each of them, and not one output;
+/// unless the failed request has the size of the output.
+fn large_output<'r>(parts: &Parts<'r>, oom: Option<&Oom>) -> Option<(&'r str, i64, i64)> {
+    let asked = |tag: &str| {
+        let oom = oom.filter(|oom| oom.tag.as_deref() == Some(tag));
+        oom.map_or(0, |oom| signed(oom.asked_bytes))
+    };
+    let has_layers = |tag: &str| {
+        let is_layer =
+            |(_, layer): (String, &str)| layer.rsplit_once('/').is_some_and(|(path, _)| path == tag);
+        parts.by_tag.keys().any(|other| repeated(without_sum(other)).is_some_and(is_layer))
+    };
+    let outputs = parts.by_tag.iter().filter(|(tag, bytes)| {
+        let path = without_sum(tag);
+        repeated(path).is_none() && (!has_layers(path) || asked(tag) >= **bytes / 2)
+    });
+    outputs.max_by_key(|(_, bytes)| **bytes).map(|(tag, bytes)| (*tag, *bytes, asked(tag)))
+}
+
+/// Returns the changes for activations: those of one large output, of repeated modules, and of the batch.
+pub(super) fn items(device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -> Vec<Item> {
+    if let Some([least, most]) = parts.without_backward.filter(|[_, most]| parts.is_large(*most)) {
+        let change = "Run the forward passes that have no backward pass under torch.no_grad(); if they are, keep fewer of their outputs";
+        let item = Item::new(Kind::EvaluationGradients, Memory::Activations, device, change);
+        let formula = format!(
+            "{} of forward passes at the peak that no backward pass used, less the outputs of two modules",
+            mib(most)
+        );
+        return vec![item.estimated([least, most], formula)];
+    }
+    if !parts.is_large(parts.activations) {
+        return Vec::new();
+    }
+    let has_share = |bytes: i64| bytes as f64 >= parts.activations as f64 * MODULE_SHARE;
+    let mut items = Vec::new();
+    if let Some((model, bytes)) = parts.not_updated.filter(|(_, bytes)| has_share(*bytes)) {
+        let change = match parts.sizes.is_trained_in_vain(model) {
+            Some(true) => {
+                "No optimizer updates {0}: run it under torch.no_grad(), or call requires_grad_(False) on it if gradients pass through it"
+            }
+            _ => {
+                "Run {0} under torch.no_grad(), or call requires_grad_(False) on it, if no optimizer updates it"
+            }
+        };
+        let item = Item::new(Kind::EvaluationGradients, Memory::Activations, device, change).named(model);
+        let gradients = parts.unused_gradients;
+        let formula = match gradients {
+            0 => format!("{} of activations of this model", mib(bytes)),
+            _ => format!("{} of activations and {} of gradients of this model", mib(bytes), mib(gradients)),
+        };
+        items.push(item.estimated([0, bytes.saturating_add(gradients)], formula));
+    }
+    if let Some((tag, bytes, asked)) = large_output(parts, oom).filter(|(_, bytes, _)| has_share(*bytes)) {
+        let change = match parts.is_inference {
+            false => {
+                "Compute the output of {0} and its loss in chunks of the rows, each with its backward pass"
+            }
+            true => "Compute the output of {0} only for the rows that are needed, or in chunks of the rows",
+        };
+        let item = Item::new(Kind::LargeOutput, Memory::Activations, device, change).named(tag);
+        let beside = parts.short_lived.saturating_add(asked);
+        let formula = format!(
+            "{}/{CHUNKS} x {} of this output, and up to {} of temporaries beside it, with {CHUNKS} chunks",
+            CHUNKS - 1,
+            mib(bytes),
+            mib(beside)
+        );
+        let most = bytes.saturating_add(beside) / CHUNKS * (CHUNKS - 1);
+        items.push(item.estimated([bytes / CHUNKS * (CHUNKS - 1), most], formula));
+    }
+    if !parts.is_inference {
+        items.extend(checkpointing(device, parts));
+    }
+    let change = match parts.is_inference {
+        false => "Halve the batch, and accumulate gradients; if it has one sequence, shorten or split it",
+        true => "Halve the batch; if it has one sequence, shorten it, or process it in pieces",
+    };
+    let item = Item::new(Kind::BatchSize, Memory::Activations, device, change);
+    let formula = format!("1/2 x {} of activations", mib(parts.activations));
+    items.push(item.estimated([parts.activations / 4, parts.activations / 2], formula));
+    items
+}
+
+/// Returns the change for activations of repeated modules, with the share of the forward pass that runs again.
+fn checkpointing(device: &Device, parts: &Parts<'_>) -> Option<Item> {
+    let mut groups: BTreeMap<String, (i64, BTreeSet<&str>)> = BTreeMap::new();
+    for (tag, bytes) in &parts.by_tag {
+        let Some((starred, module)) = repeated(without_sum(tag)) else { continue };
+        let group = groups.entry(starred).or_default();
+        group.0 = group.0.saturating_add(*bytes);
+        group.1.insert(module);
+    }
+    let groups = groups.into_iter().filter(|(_, (bytes, modules))| {
+        *bytes as f64 >= parts.activations as f64 * MODULE_SHARE && modules.len() > 1
+    });
+    let (name, (bytes, modules)) = groups.max_by_key(|(_, (bytes, _))| *bytes)?;
+    let count = modules.len() as i64;
+    // The time of a forward pass on the GPU is unknown. Most of it is matrix products, whose operations grow with the parameters.
+    let is_inside = |tag: &str| repeated(without_sum(tag)).is_some_and(|(starred, _)| starred == name);
+    let inside = parts.parameters_by_tag.iter().filter(|(tag, _)| is_inside(tag)).map(|(_, bytes)| *bytes);
+    let share = sum(inside).saturating_mul(100).checked_div(parts.parameters);
+    let again = match share.filter(|share| *share > 0) {
+        Some(share) => {
+            format!("about {share} % of the forward pass runs twice (their share of the parameters)")
+        }
+        None => "how much of the forward pass runs twice is unknown".to_owned(),
+    };
+    let formula = format!(
+        "{} of activations in {count} modules x {}/{count}, less their inputs; {again}",
+        mib(bytes),
+        count - 1
+    );
+    let saved = bytes / count * (count - 1);
+    let change = "Checkpoint each module {0} (torch.utils.checkpoint)";
+    let item = Item::new(Kind::Checkpointing, Memory::Activations, device, change).named(name);
+    Some(item.estimated([saved / 4 * 3, saved], formula))
+}

@@ -1,0 +1,138 @@
+//! Changes for parameters, gradients, and the optimizer's state and temporaries.
+
+use super::super::item::{Item, Kind, Memory, is_material, mib};
+use super::Parts;
+use crate::findings::{is_of_second_optimizer, state_of_earlier_steps};
+use gpumem_model::names::Named;
+use gpumem_model::run::{Device, Oom};
+use gpumem_wire::Phase;
+
+/// Size of the gradients, as a factor of the parameters, from which each gradient seems to be held twice.
+const TWO_GRADIENTS: f64 = 1.2;
+
+/// Returns the change for gradients that are held twice. DistributedDataParallel makes its buckets, which are as large as all
+/// gradients, before the first step.
+pub(super) fn gradient_buckets(device: &Device, parts: &Parts<'_>) -> Option<Item> {
+    let gradients = parts.gradients.saturating_add(parts.buckets);
+    // Gradients in float32 of parameters in bfloat16 are twice as large, and not held twice: they have no buckets.
+    let least = (parts.parameters as f64 * (TWO_GRADIENTS - 1.0)) as i64;
+    let is_twice = parts.parameters > 0 && gradients > parts.parameters + least && parts.buckets > least;
+    (is_twice && parts.is_large(gradients)).then(|| {
+        let change = "If the program uses DistributedDataParallel, pass gradient_as_bucket_view=True to it";
+        let item = Item::new(Kind::GradientBuckets, Memory::Gradients, device, change);
+        let formula = format!(
+            "{} of gradients for {} of parameters: gradients seem to be held twice",
+            mib(gradients),
+            mib(parts.parameters)
+        );
+        let doubled = (gradients - parts.parameters).min(parts.parameters);
+        item.estimated([doubled, parts.parameters], formula)
+    })
+}
+
+/// Returns the change for gradients that were not cleared before the forward pass. An optimizer step needs all gradients, so clearing
+/// them earlier saves nothing if memory runs out there.
+pub(super) fn kept_gradients(device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -> Option<Item> {
+    if oom.is_some_and(|oom| oom.phase.as_deref() == Phase::Optimizer.name()) {
+        return None;
+    }
+    let iterations = &device.details.iterations;
+    let mut rows = iterations.rows.iter().chain(&iterations.open).rev();
+    let kept = rows.find(|row| row.start_ns <= parts.time_ns)?.kept_gradients.peak_bytes;
+    let bytes = parts.gradients.min(kept.saturating_sub(parts.buckets));
+    let change = "Call optimizer.zero_grad() directly after optimizer.step(), without set_to_none=False";
+    // Without these gradients, memory is highest before the backward pass, with all activations, or after it, with new gradients. So
+    // the saving overlaps with that of fewer activations.
+    let item = Item::new(Kind::KeptGradients, Memory::Activations, device, change);
+    let least = bytes.min(parts.activations);
+    let formula = format!(
+        "{} of gradients from the previous step; at most the activations, if these are smaller",
+        mib(bytes)
+    );
+    is_material(bytes, parts.used).then(|| item.estimated([least, bytes], formula))
+}
+
+/// Returns the changes for the optimizer's state and temporaries.
+pub(super) fn optimizer(device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -> Vec<Item> {
+    let mut items = Vec::new();
+    let earlier = state_of_earlier_steps(device);
+    let is_in_step = oom.is_some_and(|oom| oom.phase.as_deref() == Phase::Optimizer.name());
+    // A first step that fails has not made all of its state yet, or its temporaries are not known from its state. Adam's state has
+    // two values for each parameter. An optimizer without any state, such as plain SGD, needs none.
+    let is_first_step = is_in_step && earlier == 0 && parts.optimizer > 0;
+    let (state, formula) = match is_first_step {
+        true => (2 * parts.trained, "2 x parameters with gradients, as Adam needs"),
+        false => (parts.optimizer, "the state at that time"),
+    };
+    if is_of_second_optimizer(parts.optimizer, earlier) {
+        let change = "If a second optimizer follows, delete the first one before the second one's first step";
+        let item = Item::new(Kind::OptimizerState, Memory::OptimizerState, device, change);
+        let formula = format!("{} of optimizer state in earlier steps", mib(earlier));
+        items.push(item.estimated([earlier; 2], formula));
+    } else if parts.is_large(state) && has_large_state(parts, state) {
+        let change = "Use an optimizer with 8-bit state, such as bitsandbytes.optim.Adam8bit";
+        let item = Item::new(Kind::OptimizerState, Memory::OptimizerState, device, change);
+        let (item, kind) = match parts.sizes.state_kind() {
+            Some(kind @ ("bfloat16" | "float16")) => (item.estimated([state / 4, state / 2], "1/2"), kind),
+            Some(kind @ "float64") => (item.estimated([state / 4 * 3, state / 8 * 7], "7/8"), kind),
+            _ => (item.estimated([state / 2, state / 4 * 3], "3/4"), "float32"),
+        };
+        let formula = format!("{} x {} of {kind} state ({formula})", item.formula, mib(state));
+        items.push(Item { formula, ..item });
+    }
+    let beyond = if is_first_step { parts.optimizer.saturating_sub(state) } else { 0 };
+    let (saved, formula) = match beyond > 0 {
+        true => {
+            let formula = format!(
+                "{} beyond Adam's state of 2 x parameters with gradients; the temporaries are at most 1 x these parameters",
+                mib(beyond)
+            );
+            ([beyond.min(parts.trained), parts.trained], formula)
+        }
+        false => ([0, parts.optimizer_temporaries], "temporaries of the optimizer at the peak".to_owned()),
+    };
+    if is_material(saved[1], parts.used) {
+        let change = "Pass fused=True or foreach=False to the optimizer";
+        let item = Item::new(Kind::OptimizerTemporaries, Memory::OptimizerState, device, change);
+        items.push(item.estimated(saved, formula));
+    }
+    items
+}
+
+/// Returns whether an optimizer's state has more than 8 bits for each value: by its element type, or else by its size and the
+/// optimizer's name.
+fn has_large_state(parts: &Parts<'_>, state: i64) -> bool {
+    match parts.sizes.state_kind() {
+        Some(kind) => !kind.ends_with("int8") && !kind.starts_with("float8"),
+        None => state >= parts.updated && !parts.has_small_state,
+    }
+}
+
+/// Returns the change for parameters with more bits than they may need. All tensors of a step have the type of the parameters.
+pub(super) fn precision(device: &Device, parts: &Parts<'_>) -> Option<Item> {
+    let kind = parts.sizes.parameter_kind();
+    let item = |change: &str| Item::new(Kind::ParameterPrecision, Memory::Parameters, device, change);
+    match kind {
+        Some("float64") => {
+            let change = "Make the model and its inputs float32: the parameters are float64, as after .double(), or as NumPy's numbers are";
+            let model = parts.parameters + parts.gradients + parts.optimizer;
+            let others = parts.activations.saturating_add(parts.short_lived);
+            let formula = format!(
+                "1/2 x {} of parameters, gradients and optimizer state, and 1/2 x up to {} of activations and temporaries",
+                mib(model),
+                mib(others)
+            );
+            is_material(model / 2, parts.used)
+                .then(|| item(change).estimated([model / 2, model.saturating_add(others) / 2], formula))
+        }
+        Some("float32") | None if parts.is_large(parts.parameters) => {
+            let change = match kind {
+                Some(_) => "Load the parameters in bfloat16: they are float32",
+                None => "Load the parameters in bfloat16, if they are float32 now",
+            };
+            let formula = format!("1/2 x {} of parameters", mib(parts.parameters));
+            Some(item(change).estimated([0, parts.parameters / 2], formula))
+        }
+        _ => None,
+    }
+}
