@@ -12,6 +12,25 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 const FAST: &str = "[nvml]\nlist_every_s = 0.1\nlist_budget = 1.0\n";
 
+/// A program of tests/torch on a device of its own.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Program<'p> {
+    pub name: &'p str,
+    /// File, and its argument unless that is empty.
+    pub command: (&'p str, &'p str),
+    /// Size of the device, such as `16G`.
+    pub memory: &'p str,
+    /// Size of memory that another process holds meanwhile; empty for none.
+    pub held: &'p str,
+    /// Value of PYTHONPATH, for third-party libraries.
+    pub libraries: &'p str,
+}
+
+/// Returns the program `name` of causes.py.
+fn of_causes(name: &str) -> Program<'_> {
+    Program { name, command: ("causes.py", name), memory: "16G", held: "", libraries: "" }
+}
+
 /// A program, the kind of its first finding, a part of the sentence, and the kind of the first advice (or several).
 const PLANTED: [(&str, &str, &str, &str); 30] = [
     ("outputs_kept", "growth", "Net/head", "retained_tensors"),
@@ -72,9 +91,13 @@ const HEALTHY: [&str; 11] = [
     "healthy_growing_answers",
 ];
 
-/// Runs a program of causes.py to its end, and returns its report.
-fn report_of(wheel: &torch::Wheel, program: &str) -> Value {
-    let machine = torch::machine(&["devices=1"]);
+/// Runs a program to its end, and returns its report, with its text and the advice on it.
+fn report_of(wheel: &torch::Wheel, of: Program<'_>) -> Value {
+    let (program, (file, argument)) = (of.name, of.command);
+    let machine = torch::machine(&["devices=1", &format!("memory={}", of.memory)]);
+    if !of.held.is_empty() {
+        machine.tool("hold", &["1", "0", of.held]);
+    }
     let daemon = Daemon::start(&machine, "daemon", FAST);
     let mut holder = None;
     if program == "other_tenant" {
@@ -82,8 +105,14 @@ fn report_of(wheel: &torch::Wheel, program: &str) -> Value {
         job.wait_for("holding");
         holder = Some(job);
     }
-    let mut command = wheel.covered(&machine, &daemon.runtime, "causes.py", &[program]);
-    let mut job = Job::start(command.env_remove("GPUMEM_SITES"));
+    let arguments = [argument];
+    let arguments = if argument.is_empty() { &[][..] } else { &arguments };
+    let mut command = wheel.covered(&machine, &daemon.runtime, file, arguments);
+    if !of.libraries.is_empty() {
+        command.env("PYTHONPATH", of.libraries);
+    }
+    // Processes that the program starts belong to its job, as under `gpumemctl run`.
+    let mut job = Job::start(command.env("GPUMEM_JOB", program).env_remove("GPUMEM_SITES"));
     until(300, program, || (!job.is_running()).then_some(()));
     daemon.wait_for_the_end_of(&machine, &[&job]);
     let pid = job.pid().to_string();
@@ -108,19 +137,20 @@ fn report_of(wheel: &torch::Wheel, program: &str) -> Value {
     let why = daemon.ctl(&machine, &["why", &pid, "--json"]).output().expect("gpumemctl why");
     assert!(why.stdout.len() < 4096, "{program}: {} bytes", why.stdout.len());
     report["why"] = parsed(&why);
+    report["text"] = text.into();
     report
 }
 
 /// Runs programs, two at a time, and returns their reports by name.
-fn reports_of<'p>(wheel: &torch::Wheel, programs: &[&'p str]) -> BTreeMap<&'p str, Value> {
+pub(super) fn reports_of<'p>(wheel: &torch::Wheel, programs: &[Program<'p>]) -> BTreeMap<&'p str, Value> {
     let next = AtomicUsize::new(0);
     let reports = Mutex::new(BTreeMap::new());
     std::thread::scope(|scope| {
         for _ in 0..2 {
             scope.spawn(|| {
                 while let Some(program) = programs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let report = report_of(wheel, program);
-                    reports.lock().expect("reports").insert(*program, report);
+                    let report = report_of(wheel, *program);
+                    reports.lock().expect("reports").insert(program.name, report);
                 }
             });
         }
@@ -134,7 +164,7 @@ fn first_finding_names_the_planted_cause() {
     let mut wrong = Vec::new();
     let planted = PLANTED.map(|planted| (planted, "out_of_memory")).into_iter();
     let planted: Vec<_> = planted.chain(KEPT.map(|kept| (kept, "ended"))).collect();
-    let programs: Vec<&str> = planted.iter().map(|((program, ..), _)| *program).collect();
+    let programs: Vec<Program<'_>> = planted.iter().map(|((program, ..), _)| of_causes(program)).collect();
     let reports = reports_of(&wheel, &programs);
     for ((program, kind, part, change), outcome) in planted {
         let report = &reports[program];
@@ -155,7 +185,7 @@ fn first_finding_names_the_planted_cause() {
 #[test]
 fn healthy_programs_have_no_finding() {
     let Some(wheel) = torch::wheel("2.15.0") else { return };
-    for (program, report) in reports_of(&wheel, &HEALTHY) {
+    for (program, report) in reports_of(&wheel, &HEALTHY.map(of_causes)) {
         assert_eq!(report["outcome"], "ended", "{program}");
         assert_eq!(report["findings"], serde_json::json!([]), "{program}");
         assert_eq!(report["why"]["advice"], serde_json::json!([]), "{program}");

@@ -12,6 +12,7 @@ mod lines;
 mod odd;
 mod ooms;
 mod parameters;
+mod planted_by_others;
 mod replay;
 mod reports;
 mod roles;
