@@ -6,15 +6,10 @@
 //! they grow within each forward pass, which may take minutes. Memory that rises again to an earlier level is not growth: a
 //! cache that is dropped with each request.
 
-mod beside;
-
-pub(super) use beside::{idle, pinned};
-
-use super::{Finding, Kind, Rate, Severity, mib};
+use super::{Finding, Kind, PINNED, Rate, Severity, mib};
 use crate::category::OTHERS;
-use crate::judge::rises_rarely;
 use crate::judge::trend_test::{ALPHA, Judgement, Verdict, judge, warm_up};
-use crate::judge::{Axis, Growth as Points};
+use crate::judge::{Axis, Growth as Points, rises_rarely};
 use crate::rules::NO_TAG;
 use crate::{GroupBy, Report, most_used, sum, sum_of, sums};
 use gpumem_model::escape::escape;
@@ -35,6 +30,8 @@ const COMMON_SHARE: f64 = 0.6;
 const MATERIAL_SHARE: f64 = 0.02;
 /// Minimum growth in bytes.
 const MATERIAL_BYTES: f64 = 8.0 * 1_048_576.0;
+/// Minimum growth of pinned host memory in bytes.
+const MATERIAL_PINNED_BYTES: f64 = 256.0 * 1_048_576.0;
 /// Minimum number of forward passes for growth in a run that did not run out of memory, because a program may keep the results of
 /// a short evaluation.
 const LEAST_PASSES: u64 = 48;
@@ -260,16 +257,15 @@ impl<'r> Course<'r> {
         })
     }
 
-    /// Returns whether the tags `names`, or all memory if these are paths of many, grew between the minority of the points that
-    /// `judgement` covers.
+    /// Returns whether the tags `names`, or all memory if these are paths of many, grew in the minority of the steps.
     fn is_in_few_steps(&self, judgement: &Judgement, names: &[(String, i64)]) -> bool {
         let Some((first, last)) = judgement.span else { return false };
         let series: Option<Vec<&Vec<i64>>> =
             names.iter().map(|(name, _)| self.tags.get(name.as_str())).collect();
         let series = series.filter(|series| !series.is_empty()).unwrap_or_else(|| vec![&self.whole]);
         let amount = |at: usize| sum(series.iter().filter_map(|amounts| amounts.get(at).copied()));
-        let points = self.positions.iter().enumerate().filter(|(_, at)| (first..=last).contains(*at));
-        let amounts: Vec<i64> = points.map(|(at, _)| amount(at)).collect();
+        let is_in = |at: &usize| (first..=last).contains(&self.positions[*at]);
+        let amounts: Vec<i64> = (0..self.positions.len()).filter(is_in).map(amount).collect();
         rises_rarely(&amounts, judgement.units() / amounts.len().saturating_sub(1).max(1) as f64)
     }
 
@@ -417,6 +413,72 @@ pub(super) fn finding(report: &Report<'_>, device: &Device) -> Option<Finding> {
     Some(finding)
 }
 
+/// Returns the growth of the unused memory of pools until `oom`, or until the last moment.
+pub(super) fn idle(report: &Report<'_>, device: &Device, oom: Option<&Oom>) -> Option<Growth> {
+    let material = (most_used_until(device, oom) as f64 * MATERIAL_SHARE).max(MATERIAL_BYTES);
+    let points = &device.details.growth;
+    let until_ns = oom.map_or(u64::MAX, |oom| oom.time_ns);
+    beside(points, &points.slack, until_ns, (material, 0)).or_else(|| {
+        let course = Course::over_time(report, device, oom, |cell| cell.class == Class::PoolIdle)?;
+        course.judged(material, "second", seconds)
+    })
+}
+
+/// Returns the growth of an amount at those points of `points` until `until_ns` that is not part of the memory in use. Growth over
+/// fewer than `least_passes` forward passes does not count.
+fn beside(
+    points: &Points,
+    amounts: &[i64],
+    until_ns: u64,
+    (material, least_passes): (f64, u64),
+) -> Option<Growth> {
+    if amounts.is_empty() {
+        return None;
+    }
+    let begun = points.points.partition_point(|(_, time_ns)| *time_ns <= until_ns);
+    let first_ns = points.points.first()?.1;
+    let is_timed = points.axis == Axis::Minute;
+    let position = |&(index, time_ns): &(u64, u64)| match is_timed {
+        true => time_ns.saturating_sub(first_ns) as f64 / 1e9,
+        false => index as f64,
+    };
+    let (times_ns, positions) =
+        points.points.iter().take(begun).map(|point| (point.1, position(point))).unzip();
+    let mut course = Course::new(times_ns, positions);
+    course.whole = amounts.iter().take(begun).copied().collect();
+    match is_timed {
+        true => course.judged(material, "second", seconds),
+        false => course.judged(material, points.axis.name(), |judged| steps(points, judged, least_passes)),
+    }
+}
+
+/// Returns the finding on pinned host memory that grows, with the lines or modules that made most of the growth. If only their
+/// present bytes are known (older runs), those beyond all pinned bytes before the growth are certainly new.
+pub(super) fn pinned(report: &Report<'_>, device: &Device) -> Option<Finding> {
+    let used = most_used(device).unwrap_or(0);
+    let points = &device.details.growth;
+    let growth = beside(points, &points.pinned, u64::MAX, (MATERIAL_PINNED_BYTES, LEAST_PASSES))?;
+    let held = points.pinned.last().copied().unwrap_or(0);
+    let rate = growth.whole(device, held);
+    let by_tag = |cells: &[(u32, i64)]| {
+        sums(cells.iter().filter_map(|(cell, bytes)| Some((report.cell(*cell)?.tag.clone()?, *bytes))))
+    };
+    let early = by_tag(&points.early_pinned_cells);
+    let unknown = held.saturating_sub(growth.bytes);
+    let added = by_tag(&points.pinned_cells).into_iter().map(|(tag, bytes)| {
+        let before = early.get(&tag).copied().unwrap_or(unknown);
+        (tag, bytes.saturating_sub(before).clamp(0, growth.bytes))
+    });
+    let names = largest(added.collect(), growth.bytes);
+    let of: Vec<String> = names.iter().map(|(name, _)| escape(name)).collect();
+    let of = if of.is_empty() { String::new() } else { format!(" of {}", of.join(", ")) };
+    let what = format!("{PINNED}{of}: {}, +{} MiB in total", rate.text, mib(growth.bytes));
+    let finding = Finding::new(Kind::Growth, Severity::Warning, Some(device), (growth.bytes, used), what);
+    let structures = vec![PINNED.to_owned()];
+    let (confidence, share) = (Some(growth.confidence), finding.share.min(1.0));
+    Some(Finding { confidence, share, names, structures, rate: Some(rate), ..finding })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -461,14 +523,10 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_falls_back_to_its_first_level_is_not_growth() {
+    fn memory_that_falls_back_to_an_earlier_level_is_not_growth() {
         // Answers of a generation, each longer than the one before.
         let cache = |at: i64| (at % 5) * (at / 5 + 1) * 1_000_000;
         assert_eq!(judged((0..60).map(cache).collect()), None);
-    }
-
-    #[test]
-    fn memory_that_rises_again_to_an_earlier_level_is_not_growth() {
         // A model generates three answers; the cache of each answer is freed at its end.
         let cache = |at: i64| if at < 40 { at % 20 * 1_000_000 } else { (at - 40) * 1_000_000 };
         assert_eq!(judged((0..60).map(cache).collect()), None);
