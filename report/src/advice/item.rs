@@ -155,7 +155,8 @@ pub(super) fn is_material(bytes: i64, used: i64) -> bool {
 /// Returns the place of a failed request without its step.
 pub(super) fn place_of(oom: &Oom) -> String {
     let place = crate::oom::place(oom);
-    place.split(", step ").next().unwrap_or_default().to_owned()
+    let end = [", step ", ", after step "].iter().filter_map(|words| place.find(words)).min();
+    place[..end.unwrap_or(place.len())].to_owned()
 }
 
 /// Formats bytes in whole MiB.

@@ -6,7 +6,7 @@
 //! they grow within each forward pass, which may take minutes. Memory that rises again to an earlier level is not growth: a
 //! cache that is dropped with each request.
 
-use super::{Finding, Kind, PINNED, Rate, Severity, mib};
+use super::{Finding, Kind, PINNED, Rate, Severity, clues, mib};
 use crate::category::OTHERS;
 use crate::judge::trend_test::{ALPHA, Judgement, Verdict, judge, warm_up};
 use crate::judge::{Axis, Growth as Points, rises_rarely};
@@ -370,7 +370,11 @@ impl Growth {
         let last = begun.filter(|_| points.latest.1 > self.until_ns).unwrap_or(&points.latest);
         let units = if points.axis.name() == self.axis { last.0.saturating_add(1) } else { self.over };
         let whole_bytes = self.bytes as f64 * units.max(self.over) as f64 / self.over.max(1) as f64;
-        Rate { text: self.rate(), whole_bytes: (whole_bytes as i64).min(used) }
+        Rate {
+            text: self.rate(),
+            bytes_per_unit: self.bytes / i64::try_from(self.over.max(1)).unwrap_or(i64::MAX),
+            whole_bytes: (whole_bytes as i64).min(used),
+        }
     }
 
     /// Returns the growth as a finding. `used` is the number of bytes that the process used.
@@ -405,7 +409,8 @@ impl Growth {
 pub(super) fn finding(report: &Report<'_>, device: &Device) -> Option<Finding> {
     let growth = growth(report, device, None)?;
     let full_in_s = (report.run.state == State::Open).then(|| growth.full_in_s(device)).flatten();
-    let mut finding = growth.finding(device, most_used_until(device, None), Severity::Warning);
+    let finding = growth.finding(device, most_used_until(device, None), Severity::Warning);
+    let mut finding = clues::with_clues(report, (None, &device.peak.amounts), finding);
     finding.full_in_s = full_in_s;
     if let Some(forecast) = finding.forecast() {
         finding.what = format!("{forecast}: {}", finding.what);
@@ -472,7 +477,12 @@ pub(super) fn pinned(report: &Report<'_>, device: &Device) -> Option<Finding> {
     let names = largest(added.collect(), growth.bytes);
     let of: Vec<String> = names.iter().map(|(name, _)| escape(name)).collect();
     let of = if of.is_empty() { String::new() } else { format!(" of {}", of.join(", ")) };
-    let what = format!("{PINNED}{of}: {}, +{} MiB in total", rate.text, mib(growth.bytes));
+    let what = format!(
+        "{PINNED}{of}: {}, +{} MiB in total; {} MiB are pinned now, outside of the GPU's memory",
+        rate.text,
+        mib(growth.bytes),
+        mib(held)
+    );
     let finding = Finding::new(Kind::Growth, Severity::Warning, Some(device), (growth.bytes, used), what);
     let structures = vec![PINNED.to_owned()];
     let (confidence, share) = (Some(growth.confidence), finding.share.min(1.0));

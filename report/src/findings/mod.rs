@@ -4,6 +4,7 @@
 //! first. Findings of one severity are sorted by the bytes that they explain. After the first finding, those below [`LEAST_SHARE`]
 //! of the process's memory are omitted. Missing records come last. Every form of output shows the same list.
 
+mod clues;
 mod growth;
 mod out_of_memory;
 pub mod text;
@@ -81,6 +82,8 @@ pub(crate) const PINNED: &str = "pinned host memory";
 #[allow(missing_docs)]
 pub struct Rate {
     pub text: String,
+    /// Bytes that are added in each step, forward pass, period or second.
+    pub bytes_per_unit: i64,
     /// Bytes that were added since the start of the process, if it always grew at this rate.
     pub whole_bytes: i64,
 }
@@ -310,7 +313,9 @@ fn unused_pool(report: &Report<'_>, device: &Device) -> Option<Finding> {
         return None;
     }
     let Some(growth) = growth::idle(report, device, None) else { return Some(note) };
-    let what = format!("{}: {}", note.what, growth.rate());
+    let streams = clues::streams(device)
+        .map(|count| format!("; {count} streams requested memory, and what one caches serves no other"));
+    let what = format!("{}: {}{}", note.what, growth.rate(), streams.unwrap_or_default());
     Some(Finding { severity: Severity::Warning, confidence: Some(growth.confidence), what, ..note })
 }
 

@@ -1,6 +1,6 @@
 //! Finds why a request for memory failed: each cause without which the request would have fitted, with its bytes.
 
-use super::{Finding, Kind, Severity, growth, mib, rank};
+use super::{Finding, Kind, Severity, clues, growth, mib, rank};
 use crate::model_sizes::ModelSizes;
 use crate::oom::{holder_name, holders_of};
 use crate::{GroupBy, Report, held, names, sum, sums};
@@ -27,6 +27,8 @@ const LEAST_GROWTH: i64 = 1 << 20;
 const ACTIVATIONS: &str = "activations";
 /// Category of the optimizers' state.
 const OPTIMIZER_STATE: &str = "optimizer state";
+/// Activations are clearly more than in earlier steps above this factor.
+const CLEARLY_MORE: f64 = 1.5;
 /// Growth of the optimizers' state, as a factor of its level in earlier steps, from which a second optimizer is likely.
 const SECOND_STATE: f64 = 1.2;
 
@@ -125,6 +127,9 @@ impl<'r> Request<'r> {
                 let spare_bytes = self.spare(grown.bytes);
                 let advice = no_backward.and_then(|finding| finding.advice);
                 let finding = grown.finding(self.device, self.used, self.severity);
+                let moment = self.moment().unwrap_or_else(|| self.device.peak.clone());
+                let of = (Some(self.oom), &moment.amounts);
+                let finding = clues::with_clues(report, of, finding);
                 Some(Finding { spare_bytes, advice: finding.advice.clone().or(advice), ..finding })
             }
             _ => no_backward,
@@ -153,6 +158,13 @@ impl<'r> Request<'r> {
 
     fn pool_limit(&self) -> Option<Finding> {
         let asked = signed(self.oom.asked_bytes);
+        let reserved = self.oom.pool_reserved_bytes.map(|reserved| {
+            let share = 100.0 * reserved as f64 / self.capacity.max(1) as f64;
+            format!(
+                " beyond the {} MiB ({share:.0} % of the device) that it had reserved",
+                mib(signed(reserved))
+            )
+        });
         (self.oom.kind == OomKind::Pool && self.free >= asked).then(|| Finding {
             advice: Some("raise or remove torch.cuda.set_per_process_memory_fraction".into()),
             spare_bytes: Some(self.free.saturating_sub(asked)),
@@ -160,8 +172,9 @@ impl<'r> Request<'r> {
                 Kind::PoolLimit,
                 asked,
                 format!(
-                    "a limit of the pool refused {} MiB while {} MiB of the device were free",
+                    "a limit of the pool refused {} MiB{} while {} MiB of the device were free",
                     mib(asked),
+                    reserved.unwrap_or_default(),
                     mib(self.free)
                 ),
             )
@@ -194,13 +207,20 @@ impl<'r> Request<'r> {
         let grown = grown.map(|(bytes, in_ns, name)| {
             format!("; {name} took {} MiB in the {} s before", mib(bytes), in_ns.div_ceil(1_000_000_000))
         });
+        let largest = holders_of(self.oom).iter().skip(1).max_by_key(|holder| holder.used_bytes);
+        let largest = largest.filter(|holder| holder.pid != 0 && grown.is_none());
+        let largest = largest.map(|Holder { pid, user, .. }| {
+            let of_user = user.as_deref().map(|user| format!(" of {}", escape(user))).unwrap_or_default();
+            format!("; the largest is pid {pid}{of_user}")
+        });
+        let largest = largest.unwrap_or_default();
         self.would_fit(self.others).then(|| Finding {
             share,
             ..self.finding(
                 Kind::OtherProcesses,
                 self.others,
                 format!(
-                    "other processes hold {} MiB, {:.0} % of the device{}",
+                    "other processes hold {} MiB, {:.0} % of the device{largest}{}",
                     mib(self.others),
                     share * 100.0,
                     grown.unwrap_or_default()
@@ -221,8 +241,11 @@ impl<'r> Request<'r> {
         let growth = growth.map(|growth| format!(": {}", growth.rate())).unwrap_or_default();
         if largest >= asked {
             // The allocator uses a large enough piece unless it belongs to another stream, a private pool or a size class.
-            let pieces = "in pieces that the request cannot use (of other streams, CUDA graphs or sizes)";
-            let what = format!("{} MiB of the pool are unused {pieces}{growth}", mib(idle));
+            let pieces = clues::pieces_apart(self.device);
+            let what = format!(
+                "{} MiB of the pool are unused {pieces}, which the request cannot use{growth}",
+                mib(idle)
+            );
             return Some(self.finding(Kind::Fragmentation, idle, what));
         }
         let has_advice = names::has_torch(report.run) && !self.oom.is_expandable;
@@ -285,6 +308,34 @@ impl<'r> Request<'r> {
         names.next().filter(|_| names.next().is_none())
     }
 
+    /// Returns the activations of earlier steps in brackets, if `bytes` are clearly more.
+    fn activations_of_earlier_steps(&self, bytes: i64) -> String {
+        let earlier = clues::activations_of_earlier_steps(self.device);
+        let earlier = earlier.filter(|earlier| bytes as f64 > *earlier as f64 * CLEARLY_MORE);
+        earlier.map(|earlier| format!(" ({} in earlier steps)", mib(earlier))).unwrap_or_default()
+    }
+
+    /// Returns in brackets what is known of the state that an optimizer needs: its bytes in earlier steps, if there is more of it now,
+    /// or else those that the optimizer needs by its name.
+    fn state_clue(&self, report: &Report<'_>, moment: &Moment, bytes: i64) -> String {
+        let earlier = state_of_earlier_steps(self.device);
+        if is_of_second_optimizer(bytes, earlier) {
+            return format!(" ({} in earlier steps, so it is of a second optimizer)", mib(earlier));
+        }
+        let is_parameter = |cell: &Cell| cell.role.as_deref() == Role::Parameter.name();
+        let parameters = held(report.run, &moment.amounts, is_parameter);
+        let needed = clues::state_of_optimizer(self.oom, parameters).filter(|_| earlier == 0);
+        let needed = needed.map(|(name, needed)| match bytes > needed {
+            true => format!(
+                " (the state of {} has {}; the rest are temporaries of its first step)",
+                escape(&name),
+                mib(needed)
+            ),
+            false => format!(" (that of {} needs {})", escape(&name), mib(needed)),
+        });
+        needed.unwrap_or_default()
+    }
+
     /// Returns the finding that the memory that the process needs at one time does not fit, with its largest parts.
     fn largest(&self, report: &Report<'_>) -> Option<Finding> {
         if self.oom.is_suspected() {
@@ -304,11 +355,16 @@ impl<'r> Request<'r> {
         parts.retain(|(_, part)| *part as f64 >= bytes as f64 * NAMED_SHARE);
         parts.truncate(NAMED);
         let module = self.activated_module(report).filter(|_| parts[0].0 == ACTIVATIONS);
-        let earlier = state_of_earlier_steps(self.device);
         let named = parts.iter().map(|(name, bytes)| match &module {
-            Some(module) if name == ACTIVATIONS => format!("{name} of {} {}", escape(module), mib(*bytes)),
-            _ if name == OPTIMIZER_STATE && is_of_second_optimizer(*bytes, earlier) => {
-                format!("{name} {} ({} in earlier steps)", mib(*bytes), mib(earlier))
+            Some(module) if name == ACTIVATIONS => {
+                let earlier = self.activations_of_earlier_steps(*bytes);
+                format!("{name} of {} {}{earlier}", escape(module), mib(*bytes))
+            }
+            _ if name == ACTIVATIONS => {
+                format!("{name} {}{}", mib(*bytes), self.activations_of_earlier_steps(*bytes))
+            }
+            _ if name == OPTIMIZER_STATE => {
+                format!("{name} {}{}", mib(*bytes), self.state_clue(report, &moment, *bytes))
             }
             _ => format!("{} {}", escape(name), mib(*bytes)),
         });

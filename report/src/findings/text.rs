@@ -5,7 +5,7 @@ use crate::category::CACHED;
 use crate::labels::exit;
 use crate::{Report, held, oom, used_or_tracked};
 use gpumem_model::escape::escape;
-use gpumem_model::run::{Class, Fate, State};
+use gpumem_model::run::{Class, Fate, OomKind, State};
 use gpumem_model::time::Times;
 use gpumem_model::units::{Unit, thousands};
 
@@ -50,9 +50,16 @@ pub(crate) fn outcome(report: &Report<'_>, conclusions: &Findings) -> Option<Str
                 _ => String::new(),
             };
             let free = oom.free_bytes().map(|free| format!("; {} MiB were free", mib(free)));
+            let limit = if oom.kind == OomKind::Pool
+                && conclusions.findings.iter().any(|finding| finding.kind == Kind::PoolLimit)
+            {
+                " by the program's own limit"
+            } else {
+                ""
+            };
             Some(format!(
-                "OUT OF MEMORY at {when}{status}: {} MiB were requested{}{}",
-                thousands(oom.asked_bytes >> 20),
+                "OUT OF MEMORY{limit} at {when}{status}: {} were requested{}{}",
+                asked(oom.asked_bytes),
                 escape(&oom::place(oom)),
                 free.unwrap_or_default()
             ))
@@ -63,6 +70,14 @@ pub(crate) fn outcome(report: &Report<'_>, conclusions: &Findings) -> Option<Str
         }
         Outcome::Survived => Some(format!("memory ran out at {when}, and the program went on")),
         Outcome::Ended | Outcome::Running => None,
+    }
+}
+
+/// Returns the size of a request. Requests of less than 1 MiB can fail, too.
+fn asked(bytes: u64) -> String {
+    match bytes >> 20 {
+        0 => format!("{} KiB", bytes.div_ceil(1024)),
+        mib => format!("{} MiB", thousands(mib)),
     }
 }
 

@@ -1,8 +1,10 @@
 //! The place of a failed request: the module, the phase, the training step, and the line of the program.
 
 use crate::names::{is_line, library};
+use gpumem_model::names::Named;
 use gpumem_model::run::Oom;
 use gpumem_model::units::thousands;
+use gpumem_wire::Phase;
 
 /// Returns the place as words of a sentence, such as ` in backward of GPT/h.1 (train.py:91 in train), step 18,221`; empty if it
 /// is unknown.
@@ -20,7 +22,9 @@ pub(crate) fn place(oom: &Oom) -> String {
         Some(function) => format!(" ({line} in {function})"),
         None => format!(" ({line})"),
     });
-    let step = oom.step.map(|step| format!(", step {}", thousands(step)));
+    // An evaluation is no step.
+    let step = if phase == Phase::Evaluation.name() { "after step" } else { "step" };
+    let step = oom.step.map(|number| format!(", {step} {}", thousands(number)));
     [Some(work), line, step].into_iter().flatten().collect()
 }
 
@@ -69,6 +73,16 @@ fn is_standard(file: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_evaluation_is_no_step() {
+        let at = |phase: Phase| {
+            let phase = phase.name().map(str::to_owned);
+            place(&Oom { phase, step: Some(12), tag: Some("Net/head".into()), ..Oom::default() })
+        };
+        assert_eq!(at(Phase::Evaluation), " in evaluation of Net/head, after step 12");
+        assert_eq!(at(Phase::Forward), " in forward of Net/head, step 12");
+    }
 
     #[test]
     fn line_is_that_of_the_program() {

@@ -1,0 +1,163 @@
+//! Clues to the cause of a finding that the amounts give: how large a growth is beside the parameters, and whether graphs are kept.
+
+use super::Finding;
+use crate::{Report, held};
+use gpumem_model::names::Named;
+use gpumem_model::run::{Amounts, Device, Oom};
+use gpumem_wire::{Phase, Role};
+
+/// Two numbers of bytes are about the same if they differ by at most this share.
+const SAME_SHARE: f64 = 0.05;
+/// Minimum bytes of gradients or optimizer state, as a factor of the parameters', from which more exist than one model has.
+const TOO_MANY: f64 = 2.5;
+
+/// Returns a finding on growth with the clues to its cause appended to its sentence. `amounts` are those of the process when the
+/// request failed, or at the peak.
+pub(super) fn with_clues(
+    report: &Report<'_>,
+    (oom, amounts): (Option<&Oom>, &Amounts),
+    finding: Finding,
+) -> Finding {
+    let clue = of_structure(report, (oom, amounts), &finding);
+    let what = [Some(finding.what.clone()), clue].into_iter().flatten().collect::<Vec<_>>().join("; ");
+    Finding { what, ..finding }
+}
+
+fn of_structure(
+    report: &Report<'_>,
+    (oom, amounts): (Option<&Oom>, &Amounts),
+    finding: &Finding,
+) -> Option<String> {
+    let bytes = |role: Role| held(report.run, amounts, |cell| cell.role.as_deref() == role.name());
+    let parameters = bytes(Role::Parameter);
+    let has = |name: &str| finding.structures.iter().any(|structure| structure == name);
+    let factor = |bytes: i64| bytes as f64 / parameters.max(1) as f64;
+    let is_too_many = |bytes: i64| parameters > 0 && factor(bytes) >= TOO_MANY;
+    match finding.structures.first().map(String::as_str)? {
+        _ if has("parameters") => Some("whole models are kept".to_owned()),
+        "optimizer state" if is_too_many(bytes(Role::OptimizerState)) => Some(format!(
+            "it is {:.0} times the parameters (Adam has 2 times): old optimizers are kept, or one has a long history",
+            factor(bytes(Role::OptimizerState))
+        )),
+        "gradients" if is_too_many(bytes(Role::Gradient)) => Some(format!(
+            "all gradients are {:.0} times the parameters: gradients of outputs, or old ones, are kept",
+            factor(bytes(Role::Gradient))
+        )),
+        "activations" | "retained forward outputs" => {
+            let is_evaluation = oom.is_some_and(|oom| oom.phase.as_deref() == Phase::Evaluation.name());
+            Some(outputs(finding.is_in_many, is_evaluation).to_owned())
+        }
+        _ => copies(finding, parameters),
+    }
+}
+
+/// Returns what keeps outputs of modules. References are not recorded.
+fn outputs(is_in_many: bool, is_evaluation: bool) -> &'static str {
+    match (is_in_many, is_evaluation) {
+        (true, false) => "outputs of many of its modules, as when a loss or output is kept with its graph",
+        (true, true) => "outputs of many of its modules; a list, dict or hook may keep them",
+        (false, _) => "not a whole graph; a list, dict or hook may keep them",
+    }
+}
+
+/// Returns that memory grows by as much as the parameters have each time, if so.
+fn copies(finding: &Finding, parameters: i64) -> Option<String> {
+    let added = finding.rate.as_ref()?.bytes_per_unit;
+    let is_copy = parameters > 0 && is_same(added as f64, parameters as f64);
+    is_copy.then(|| "as much as all parameters each time: copies of them, or of their gradients".to_owned())
+}
+
+fn is_same(one: f64, other: f64) -> bool {
+    (one - other).abs() <= other.abs() * SAME_SHARE
+}
+
+/// Returns which pieces of a pool a request cannot use: those of CUDA graphs, of other streams, or of other size classes.
+pub(super) fn pieces_apart(device: &Device) -> String {
+    let captured = gpumem_model::gap::Cause::GraphInstantiated.name();
+    let is_capture = |cause: &str| Some(cause) == captured;
+    let steps = &device.details.steps;
+    let has_graphs =
+        steps.iter().any(|step| is_capture(&step.cause) || step.also.iter().any(|cause| is_capture(cause)));
+    match (has_graphs, streams(device)) {
+        (true, _) => "in the private pools of CUDA graphs".to_owned(),
+        (false, Some(count)) => format!("in pieces of other streams ({count} streams requested memory)"),
+        (false, None) => "in pieces of other size classes".to_owned(),
+    }
+}
+
+/// Returns the number of streams that requested memory of a pool, if these were several.
+pub(super) fn streams(device: &Device) -> Option<u64> {
+    let pools = device.details.pools.iter();
+    pools.filter_map(|pool| pool.streams).map(u64::from).max().filter(|count| *count > 1)
+}
+
+/// Returns the most bytes of activations that a completed step kept; `None` before the first one.
+pub(super) fn activations_of_earlier_steps(device: &Device) -> Option<i64> {
+    let rows = device.details.iterations.rows.iter();
+    rows.map(|row| row.activations.peak_bytes).max().filter(|bytes| *bytes > 0)
+}
+
+/// Returns the bytes of state that an optimizer keeps for its parameters, if its name is known: the tag of a request in its step.
+pub(super) fn state_of_optimizer(oom: &Oom, parameters: i64) -> Option<(String, i64)> {
+    let name = oom.tag.as_deref()?.strip_suffix(".step")?;
+    let is_adam = matches!(name, "Adam" | "AdamW" | "NAdam" | "RAdam" | "Adamax");
+    (is_adam && parameters > 0).then(|| (name.to_owned(), parameters.saturating_mul(2)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::findings::{Kind, Rate, Severity};
+    use crate::rules::Groupings;
+    use gpumem_model::gap::UntrackableChange;
+    use gpumem_model::run::{Cell, Pool};
+
+    #[test]
+    fn growth_is_compared_with_the_parameters() {
+        const MIB: i64 = 1 << 20;
+        let log = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/small-train.log");
+        let mut run = gpumem_import::read_file(&log, None).expect("a log").remove(0);
+        let of = |role: Role| Cell { role: role.name().map(str::to_owned), ..run.cells[0].clone() };
+        run.cells = vec![of(Role::Parameter), of(Role::OptimizerState), of(Role::Gradient)];
+        let clue = |structures: &[&str], is_in_many: bool, added: i64, states: [i64; 2]| {
+            let report = Report::new(&run, Groupings::default(), None);
+            let amounts = Amounts::from(vec![(0, 100 * MIB), (1, states[0] * MIB), (2, states[1] * MIB)]);
+            let rate = Rate { text: String::new(), bytes_per_unit: added * MIB, whole_bytes: 0 };
+            let finding = Finding::new(Kind::Growth, Severity::Warning, None, (MIB, MIB), "grows".into());
+            let structures = structures.iter().map(ToString::to_string).collect();
+            let finding = Finding { structures, is_in_many, rate: Some(rate), ..finding };
+            with_clues(&report, (None, &amounts), finding).what
+        };
+        let optimizers = clue(&["optimizer state"], false, 40, [1200, 100]);
+        assert!(optimizers.starts_with("grows; it is 12 times the parameters"), "{optimizers}");
+        assert_eq!(clue(&["optimizer state"], false, 40, [200, 100]), "grows", "one Adam");
+        assert!(clue(&["gradients"], false, 40, [0, 900]).contains("9 times the parameters"));
+        assert_eq!(clue(&["gradients"], false, 40, [0, 100]), "grows");
+        assert!(clue(&["gradients", "parameters"], true, 40, [0, 900]).contains("whole models"));
+        assert!(clue(&["Others"], false, 101, [0, 0]).contains("as much as all parameters each time"));
+        assert_eq!(clue(&["Others"], false, 50, [0, 0]), "grows");
+        let outputs = |is_in_many| clue(&["retained forward outputs"], is_in_many, 50, [0, 0]);
+        assert!(outputs(true).contains("with its graph"), "{}", outputs(true));
+        assert!(outputs(false).contains("not a whole graph"), "{}", outputs(false));
+    }
+
+    #[test]
+    fn pieces_belong_to_graphs_or_streams_or_sizes() {
+        let mut device = Device::default();
+        assert!(pieces_apart(&device).contains("size classes"));
+        device.details.pools = vec![Pool { streams: Some(1), ..Pool::default() }];
+        assert!(pieces_apart(&device).contains("size classes"));
+        device.details.pools[0].streams = Some(4);
+        assert!(pieces_apart(&device).contains("(4 streams requested memory)"));
+        let cause = gpumem_model::gap::Cause::GraphInstantiated.name().expect("a name").to_owned();
+        device.details.steps = vec![UntrackableChange { cause, ..UntrackableChange::default() }];
+        assert!(pieces_apart(&device).contains("CUDA graphs"));
+    }
+
+    #[test]
+    fn only_optimizers_of_the_adam_family_have_two_states() {
+        let needed = |tag: &str| state_of_optimizer(&Oom { tag: Some(tag.into()), ..Oom::default() }, 50);
+        assert_eq!(needed("AdamW.step"), Some(("AdamW".to_owned(), 100)));
+        assert_eq!([needed("SGD.step"), needed("Adam"), needed("Net/head")], [None, None, None]);
+    }
+}
