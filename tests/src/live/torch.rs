@@ -131,9 +131,10 @@ impl Wheel {
     }
 }
 
-/// Creates a machine for such wheels: two devices, and a driver that the newest CUDA accepts.
+/// Creates a machine for such wheels: two devices of 16 GiB, and a driver that the newest CUDA accepts.
 pub fn machine(keys: &[&str]) -> Machine {
-    Machine::new(&[&["devices=2", "memory=16G", "cuda.version=13990"], keys].concat())
+    let name = "name=Simulated GPU 16GB";
+    Machine::new(&[&["devices=2", "memory=16G", name, "cuda.version=13990"], keys].concat())
 }
 
 /// Longest time between two lines of a program of tests/torch, on a busy machine. The time until the end has no limit.
