@@ -303,13 +303,13 @@ records! {
     /// each change.
     86 Layer { layer: Layer => result, state: LayerState => detail, reason: &'a str => payload }
 
-    /// Sizes of PyTorch models by element type, for advice. One line `model TAB type TAB bytes TAB bytes that require gradients
-    /// TAB bytes that an optimizer updates` for each model and type of parameter; the model is empty for optimizer state.
-    88 Models { models: &'a str => payload }
-
     /// Result of a command (`RecordControl`, `Pause`, `Resume`, `Dump`, by its number). `result` is an errno, 0 for success;
     /// `told` is the file written, or the error text.
     87 Done { result: u16 => result, command: u8 => detail, told: &'a str => payload }
+
+    /// Sizes of PyTorch models by element type, for advice. One line `model TAB type TAB bytes TAB bytes that require gradients
+    /// TAB bytes that an optimizer updates` for each model and type of parameter; the model is empty for optimizer state.
+    88 Models { models: &'a str => payload }
 
     // Observations of the daemon, for recordings.
 

@@ -3,7 +3,7 @@
 use super::join_runs;
 use super::write_queue::QueuedRun;
 use gpumem_ledger::ProcessKey;
-use gpumem_model::run::Run;
+use gpumem_model::run::{Run, State};
 use gpumem_runs::store::{NewestPart, RunId, Store, StoreError};
 use std::sync::Arc;
 
@@ -30,6 +30,15 @@ pub(super) struct EarlierRun {
     pub own_part: u32,
     /// Run that an earlier daemon stored: this part, or the previous part if that is complete (rolled).
     pub before: Option<Arc<Run>>,
+}
+
+/// Returns what an earlier daemon stored of a live process; `None` if that is nothing, or if it cannot be read.
+pub(super) fn of_live_process(store: &Store, uid: &str) -> Option<EarlierRun> {
+    let NewestPart { id, part, is_rolled } = store.newest(uid).ok()??;
+    let before = Arc::new(store.load(id).ok()?);
+    // The final run of a short process was written before this request, so there is nothing to continue.
+    let is_ended = matches!(before.state, State::Closed { .. });
+    (!is_ended).then(|| EarlierRun { part: part + u32::from(is_rolled), own_part: 1, before: Some(before) })
 }
 
 /// Writes a run, and adds the requests that wait with it.

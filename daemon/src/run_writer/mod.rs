@@ -32,7 +32,7 @@ use earlier_run::{EarlierRun, OpenRun, write};
 use gpumem_ledger::ProcessKey;
 use gpumem_model::run::{Program, Run, State};
 use gpumem_runs::requests::Piece;
-use gpumem_runs::store::{NewestPart, RunId, Store, StoreError};
+use gpumem_runs::store::{RunId, Store, StoreError};
 use retention::Sweeper;
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
@@ -61,8 +61,7 @@ const FOUND_BYTES: usize = 32 << 20;
 /// Interval at which freed memory is returned to the system. Each return takes some milliseconds. The C library keeps free memory
 /// below the last used block, so a daemon that once served sixty processes would seem to grow with each later process.
 const TRIM_INTERVAL: Duration = Duration::from_secs(60);
-/// Time after the start at which freed memory is first returned. Most of it is free then, because the runs of all processes have
-/// been made for the first time.
+/// Time after the start of the first return: the runs of all processes have been made then.
 const FIRST_TRIM: Duration = Duration::from_secs(5);
 
 const ANSWER: Duration = Duration::from_secs(2);
@@ -423,7 +422,9 @@ impl WriterThread {
                 }
             }
             EarlierRuns { keys, reply } => {
-                let _ = reply.send(keys.into_iter().map(|key| self.earlier_run(key)).collect());
+                let open = |key| self.open.values().find(|open| open.key == Some(key));
+                let earlier = |key| open(key).map(|open| open.earlier.clone());
+                let _ = reply.send(keys.into_iter().map(earlier).collect());
             }
             EarlierCounts { uid, key, reply } => {
                 if let Some(counts) = self.earlier_counts(uid, key) {
@@ -440,21 +441,12 @@ impl WriterThread {
         if self.open.contains_key(&uid) {
             return None;
         }
-        let NewestPart { id, part, is_rolled } = store.newest(&uid).ok()??;
-        let before = Arc::new(store.load(id).ok()?);
-        // The final run of a short process was written before this request, so there is nothing to continue.
-        if matches!(before.state, State::Closed { .. }) {
-            return None;
-        }
-        let (events, lost) = (join_runs::received_records(&before), before.coverage.lost);
+        let earlier = earlier_run::of_live_process(store, &uid)?;
+        let before = earlier.before.as_ref()?;
+        let (events, lost) = (join_runs::received_records(before), before.coverage.lost);
         let program = before.coverage.programs.last().copied();
-        let earlier = EarlierRun { part: part + u32::from(is_rolled), own_part: 1, before: Some(before) };
         self.open.insert(uid, OpenRun { key: Some(key), earlier, ..OpenRun::default() });
         Some(EarlierCounts { key, events, lost, program })
-    }
-
-    fn earlier_run(&self, key: ProcessKey) -> Option<EarlierRun> {
-        self.open.values().find(|open| open.key == Some(key)).map(|open| open.earlier.clone())
     }
 
     fn find(&self, filter: &RunFilter) -> Vec<Run> {
@@ -579,9 +571,7 @@ impl WriterThread {
 
     /// Returns freed memory, and memory that SQLite keeps for later reads, to the system.
     fn return_memory(&self) {
-        if let Some(store) = &self.store
-            && let Err(error) = store.release_memory()
-        {
+        if let Some(Err(error)) = self.store.as_ref().map(Store::release_memory) {
             tracing::debug!(%error, "SQLite keeps its memory");
         }
         trim_heap();

@@ -1,6 +1,6 @@
 //! Clues to the cause of a finding that the amounts give: how large a growth is beside the parameters, and whether graphs are kept.
 
-use super::Finding;
+use super::finding::Finding;
 use crate::{Report, held};
 use gpumem_model::names::Named;
 use gpumem_model::run::{Amounts, Device, Oom};
@@ -10,6 +10,8 @@ use gpumem_wire::{Phase, Role};
 const SAME_SHARE: f64 = 0.05;
 /// Minimum bytes of gradients or optimizer state, as a factor of the parameters', from which more exist than one model has.
 const TOO_MANY: f64 = 2.5;
+/// Clue to memory of many modules that grows in few steps: a step that fails keeps the memory of its frames.
+const EXCEPTIONS: &str = "outputs of many of its modules in the minority of the steps, as when exceptions of failed steps are kept";
 
 /// Returns a finding on growth with the clues to its cause appended to its sentence. `amounts` are those of the process when the
 /// request failed, or at the peak.
@@ -45,7 +47,9 @@ fn of_structure(
         )),
         "activations" | "retained forward outputs" => {
             let is_evaluation = oom.is_some_and(|oom| oom.phase.as_deref() == Phase::Evaluation.name());
-            Some(outputs(finding.is_in_many, is_evaluation).to_owned())
+            let is_in_few_steps = finding.is_in_few_steps && finding.is_in_many;
+            let clue = if is_in_few_steps { EXCEPTIONS } else { outputs(finding.is_in_many, is_evaluation) };
+            Some(clue.to_owned())
         }
         _ => copies(finding, parameters),
     }
@@ -56,7 +60,8 @@ fn outputs(is_in_many: bool, is_evaluation: bool) -> &'static str {
     match (is_in_many, is_evaluation) {
         (true, false) => "outputs of many of its modules, as when a loss or output is kept with its graph",
         (true, true) => "outputs of many of its modules; a list, dict or hook may keep them",
-        (false, _) => "not a whole graph; a list, dict or hook may keep them",
+        (false, false) => "a list, dict or hook may keep them, also with a graph if they are not detached",
+        (false, true) => "a list, dict or hook may keep them",
     }
 }
 
@@ -107,7 +112,7 @@ pub(super) fn state_of_optimizer(oom: &Oom, parameters: i64) -> Option<(String, 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::findings::{Kind, Rate, Severity};
+    use crate::findings::finding::{Kind, Rate, Severity};
     use crate::rules::Groupings;
     use gpumem_model::gap::UntrackableChange;
     use gpumem_model::run::{Cell, Pool};
@@ -138,7 +143,7 @@ mod tests {
         assert_eq!(clue(&["Others"], false, 50, [0, 0]), "grows");
         let outputs = |is_in_many| clue(&["retained forward outputs"], is_in_many, 50, [0, 0]);
         assert!(outputs(true).contains("with its graph"), "{}", outputs(true));
-        assert!(outputs(false).contains("not a whole graph"), "{}", outputs(false));
+        assert!(outputs(false).contains("if they are not detached"), "{}", outputs(false));
     }
 
     #[test]

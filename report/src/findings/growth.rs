@@ -6,7 +6,12 @@
 //! they grow within each forward pass, which may take minutes. Memory that rises again to an earlier level is not growth: a
 //! cache that is dropped with each request.
 
-use super::{Finding, Kind, PINNED, Rate, Severity, clues, mib};
+mod beside;
+
+pub(super) use beside::{idle, pinned};
+
+use super::clues;
+use super::finding::{Finding, Kind, Rate, Severity, mib};
 use crate::category::OTHERS;
 use crate::judge::trend_test::{ALPHA, Judgement, Verdict, judge, warm_up};
 use crate::judge::{Axis, Growth as Points, rises_rarely};
@@ -30,8 +35,6 @@ const COMMON_SHARE: f64 = 0.6;
 const MATERIAL_SHARE: f64 = 0.02;
 /// Minimum growth in bytes.
 const MATERIAL_BYTES: f64 = 8.0 * 1_048_576.0;
-/// Minimum growth of pinned host memory in bytes.
-const MATERIAL_PINNED_BYTES: f64 = 256.0 * 1_048_576.0;
 /// Minimum number of forward passes for growth in a run that did not run out of memory, because a program may keep the results of
 /// a short evaluation.
 const LEAST_PASSES: u64 = 48;
@@ -416,77 +419,6 @@ pub(super) fn finding(report: &Report<'_>, device: &Device) -> Option<Finding> {
         finding.what = format!("{forecast}: {}", finding.what);
     }
     Some(finding)
-}
-
-/// Returns the growth of the unused memory of pools until `oom`, or until the last moment.
-pub(super) fn idle(report: &Report<'_>, device: &Device, oom: Option<&Oom>) -> Option<Growth> {
-    let material = (most_used_until(device, oom) as f64 * MATERIAL_SHARE).max(MATERIAL_BYTES);
-    let points = &device.details.growth;
-    let until_ns = oom.map_or(u64::MAX, |oom| oom.time_ns);
-    beside(points, &points.slack, until_ns, (material, 0)).or_else(|| {
-        let course = Course::over_time(report, device, oom, |cell| cell.class == Class::PoolIdle)?;
-        course.judged(material, "second", seconds)
-    })
-}
-
-/// Returns the growth of an amount at those points of `points` until `until_ns` that is not part of the memory in use. Growth over
-/// fewer than `least_passes` forward passes does not count.
-fn beside(
-    points: &Points,
-    amounts: &[i64],
-    until_ns: u64,
-    (material, least_passes): (f64, u64),
-) -> Option<Growth> {
-    if amounts.is_empty() {
-        return None;
-    }
-    let begun = points.points.partition_point(|(_, time_ns)| *time_ns <= until_ns);
-    let first_ns = points.points.first()?.1;
-    let is_timed = points.axis == Axis::Minute;
-    let position = |&(index, time_ns): &(u64, u64)| match is_timed {
-        true => time_ns.saturating_sub(first_ns) as f64 / 1e9,
-        false => index as f64,
-    };
-    let (times_ns, positions) =
-        points.points.iter().take(begun).map(|point| (point.1, position(point))).unzip();
-    let mut course = Course::new(times_ns, positions);
-    course.whole = amounts.iter().take(begun).copied().collect();
-    match is_timed {
-        true => course.judged(material, "second", seconds),
-        false => course.judged(material, points.axis.name(), |judged| steps(points, judged, least_passes)),
-    }
-}
-
-/// Returns the finding on pinned host memory that grows, with the lines or modules that made most of the growth. If only their
-/// present bytes are known (older runs), those beyond all pinned bytes before the growth are certainly new.
-pub(super) fn pinned(report: &Report<'_>, device: &Device) -> Option<Finding> {
-    let used = most_used(device).unwrap_or(0);
-    let points = &device.details.growth;
-    let growth = beside(points, &points.pinned, u64::MAX, (MATERIAL_PINNED_BYTES, LEAST_PASSES))?;
-    let held = points.pinned.last().copied().unwrap_or(0);
-    let rate = growth.whole(device, held);
-    let by_tag = |cells: &[(u32, i64)]| {
-        sums(cells.iter().filter_map(|(cell, bytes)| Some((report.cell(*cell)?.tag.clone()?, *bytes))))
-    };
-    let early = by_tag(&points.early_pinned_cells);
-    let unknown = held.saturating_sub(growth.bytes);
-    let added = by_tag(&points.pinned_cells).into_iter().map(|(tag, bytes)| {
-        let before = early.get(&tag).copied().unwrap_or(unknown);
-        (tag, bytes.saturating_sub(before).clamp(0, growth.bytes))
-    });
-    let names = largest(added.collect(), growth.bytes);
-    let of: Vec<String> = names.iter().map(|(name, _)| escape(name)).collect();
-    let of = if of.is_empty() { String::new() } else { format!(" of {}", of.join(", ")) };
-    let what = format!(
-        "{PINNED}{of}: {}, +{} MiB in total; {} MiB are pinned now, outside of the GPU's memory",
-        rate.text,
-        mib(growth.bytes),
-        mib(held)
-    );
-    let finding = Finding::new(Kind::Growth, Severity::Warning, Some(device), (growth.bytes, used), what);
-    let structures = vec![PINNED.to_owned()];
-    let (confidence, share) = (Some(growth.confidence), finding.share.min(1.0));
-    Some(Finding { confidence, share, names, structures, rate: Some(rate), ..finding })
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Finds why a request for memory failed: each cause without which the request would have fitted, with its bytes.
 
-use super::{Finding, Kind, Severity, clues, growth, mib, rank};
+use super::finding::{Finding, Kind, Severity, mib, rank};
+use super::{clues, growth};
 use crate::model_sizes::ModelSizes;
 use crate::oom::{holder_name, holders_of};
 use crate::{GroupBy, Report, held, names, sum, sums};

@@ -14,6 +14,7 @@ use gpumem_report::oom::at::TimeWindow;
 use gpumem_report::text::escape;
 use gpumem_runs::input::Input;
 use gpumem_runs::store::{Filter, RunId, RunSummary, SelectedRun, Store};
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
@@ -356,7 +357,8 @@ pub(crate) fn newest(args: &Args) -> Result<Option<Found>> {
     let timed = candidates.iter().enumerate().filter_map(|(index, candidate)| {
         let run = &candidate.reply.run;
         let time_ns = if args.with_oom { last_oom_ns(run)? } else { candidate.began_ns };
-        Some(((time_ns, run.process.start_ticks), index))
+        // A store lists the newest run first; its times are whole seconds.
+        Some(((time_ns, run.process.start_ticks, Reverse(index)), index))
     });
     let newest_index = timed.max_by_key(|(time, _)| *time).map(|(_, index)| index);
     let found = newest_index.map(|index| if args.with_oom { index } else { main_of_job(&candidates, index) });
@@ -409,7 +411,9 @@ fn main_of_job(candidates: &[Candidate], newest: usize) -> usize {
         let run = &candidate.reply.run;
         let length_ns = window::span(run).map_or(0, |(first, last)| last.saturating_sub(first));
         let is_part = matches!(run.state, State::Rolled { .. });
-        !is_part && job(candidate) == job(own) && candidate.began_ns + i128::from(length_ns) >= own.began_ns
+        !is_part
+            && job(candidate) == job(own)
+            && candidate.began_ns.saturating_add(length_ns.into()) >= own.began_ns
     };
     let beside = candidates.iter().enumerate().filter(|(_, candidate)| is_beside(candidate));
     let largest = beside.max_by_key(|(_, candidate)| peak(candidate));
