@@ -13,7 +13,6 @@ use std::cmp::Reverse;
 
 /// A run (record of one process on its GPUs) of the ended job.
 #[derive(Debug, Clone, Copy)]
-#[allow(missing_docs)]
 pub struct EndedRun<'r> {
     pub id: Option<&'r str>,
     pub run: &'r Run,

@@ -111,7 +111,6 @@ fn find_piece<'t>(piece: &str, text: &'t str) -> Option<&'t str> {
 
 /// A rule: lists of patterns. A cell matches if each list that is not empty has a pattern that the cell matches.
 #[derive(Debug, Clone, Default)]
-#[allow(missing_docs)]
 pub struct Rule {
     /// Name of the category; several rules may have the same category.
     pub name: String,

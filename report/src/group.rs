@@ -77,7 +77,6 @@ impl ProcessAmounts {
 
 /// A row of the table: its names, its amounts, and a note.
 #[derive(Debug, Clone)]
-#[allow(missing_docs)]
 pub struct Line {
     pub names: Vec<String>,
     pub amounts: ProcessAmounts,

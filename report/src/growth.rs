@@ -21,7 +21,6 @@ const REST: &str = "(all other names)";
 
 /// A category or a tag, with the verdict on its growth.
 #[derive(Debug, Clone, Serialize)]
-#[allow(missing_docs)]
 pub struct Named {
     pub name: String,
     #[serde(flatten)]
@@ -30,7 +29,6 @@ pub struct Named {
 
 /// Verdicts on all amounts of a device. `None` means that the amount is unknown.
 #[derive(Debug, Clone, Serialize)]
-#[allow(missing_docs)]
 pub struct GrowthReport {
     /// Unit of time of the rates: step, forward pass, period or minute.
     pub per: Axis,

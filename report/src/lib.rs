@@ -79,7 +79,6 @@ impl GroupBy {
 
 /// A run with the options for its report. All forms of the report are made from this.
 #[derive(Debug)]
-#[allow(missing_docs)]
 pub struct Report<'r> {
     pub run: &'r Run,
     /// Id of the run in the run store, if it is stored.
@@ -157,7 +156,6 @@ pub type Columns = [Option<i64>; 2];
 
 /// A row of a statement (memory as rows that add up).
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[allow(missing_docs)]
 pub struct Row {
     pub part: Part,
     pub name: String,

@@ -54,8 +54,8 @@ impl<'r> ModelSizes<'r> {
     }
 
     /// Returns whether a model has parameters that require gradients, but none that an optimizer updates, while optimizers update
-    /// other models. `None` if that is unknown.
-    pub fn is_trained_in_vain(&self, model: &str) -> Option<bool> {
+    /// other models. `None` if that is unknown. The agent finds most optimizers in their first step, so a new one may update the model.
+    pub fn lacks_optimizer(&self, model: &str) -> Option<bool> {
         let of_model = || self.0.iter().filter(|size| size.model == model);
         let has_optimizer = self.0.iter().any(|size| size.updated > 0);
         (has_optimizer && of_model().next().is_some())
@@ -72,12 +72,12 @@ mod tests {
     fn sizes_name_the_main_type_and_models_without_an_optimizer() {
         let log = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/small-train.log");
         let mut run = gpumem_import::read_file(&log, None).expect("a log").remove(0);
-        assert_eq!(ModelSizes::of(&run).is_trained_in_vain("Teacher"), None);
+        assert_eq!(ModelSizes::of(&run).lacks_optimizer("Teacher"), None);
         let text = "Teacher\tfloat64\t800\t800\t0\nStudent\tfloat32\t90\t90\t90\n\tuint8\t45\t0\t0\nVgg\tfloat32\t9\t0\t0\nbad";
         run.process.claims.insert("models".into(), text.into());
         let sizes = ModelSizes::of(&run);
         assert_eq!((sizes.parameter_kind(), sizes.state_kind()), (Some("float64"), Some("uint8")));
-        let models = ["Teacher", "Student", "Vgg", "Other"].map(|model| sizes.is_trained_in_vain(model));
+        let models = ["Teacher", "Student", "Vgg", "Other"].map(|model| sizes.lacks_optimizer(model));
         assert_eq!(models, [Some(true), Some(false), Some(false), None]);
     }
 }

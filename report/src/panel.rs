@@ -7,7 +7,6 @@ use gpumem_model::run::Device;
 
 /// The parts of a report that `gpumemctl top` shows for a process.
 #[derive(Debug, Clone, Default)]
-#[allow(missing_docs)]
 pub struct Panel {
     /// Name and owner of the process.
     pub heading: String,
@@ -24,7 +23,6 @@ pub struct Panel {
 
 /// The statement of a device (its memory as rows that add up), with facts about the device.
 #[derive(Debug, Clone, Default)]
-#[allow(missing_docs)]
 pub struct Table {
     pub title: String,
     pub unit: &'static str,

@@ -22,7 +22,6 @@ use std::sync::LazyLock;
 
 /// The rules of both groupings.
 #[derive(Debug, Clone, Default)]
-#[allow(missing_docs)]
 pub struct Groupings {
     /// Name of the rules: the name of a preset, or the path of a file.
     pub name: String,
@@ -55,7 +54,6 @@ pub(crate) const RESERVED: [&str; 8] = [
 
 /// Reason why a rules file cannot be used.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs)]
 pub enum Error {
     /// The name is neither a preset nor a readable file.
     #[error("rules \"{name}\": {source}; give a file, or one of the presets {presets}")]

@@ -56,12 +56,14 @@ pub(crate) type Processes = HashMap<ProcessKey, ProcessSeries, foldhash::fast::R
 /// Used bytes and key of processes that NVML listed in a reading.
 pub(crate) type ListedProcesses = Vec<(Option<u64>, ProcessKey)>;
 
+/// Processes in NVML's list, each with its used bytes; shared by readings with the same list.
+pub(crate) type SharedList = Arc<[(ProcessKey, u64)]>;
+
 /// One NVML reading of a device's memory and processes.
 #[derive(Debug, Default)]
 pub(crate) struct Reading {
-    /// Memory of the device, if it was the same before and after NVML's list of processes was read, and that list. Readings share
-    /// the list while it does not change.
-    pub agreed: Option<(AgreedReading, Arc<[(ProcessKey, u64)]>)>,
+    /// Memory of the device, if it was the same before and after NVML's list of processes was read, and that list.
+    pub agreed: Option<(AgreedReading, SharedList)>,
     /// Processes with a sample of this reading, while `agreed` is absent.
     pub sampled: ListedProcesses,
 }

@@ -165,21 +165,21 @@ pub fn layer(layer: Layer) -> Option<LayerState> {
     layers.iter().find(|report| report.layer == layer).map(|report| report.state)
 }
 
-/// Last description of the program's models; see `Body::Models`. Not for use in callbacks.
-static MODELS: ForkMutex<String> = ForkMutex::new(String::new);
+/// Last description of the program's models; see `Body::Models`. `None` before the first model. Not for use in callbacks.
+static MODELS: ForkMutex<Option<String>> = ForkMutex::new(|| None);
 
 /// Reports the models of the program. Not for callbacks: it locks and allocates.
 pub(crate) fn report_models(text: &str) {
     let Ok(mut models) = MODELS.lock() else { return };
-    if *models != text {
-        text.clone_into(&mut models);
+    if models.as_deref().unwrap_or_default() != text {
+        *models = Some(text.to_owned());
         LAYERS_VERSION.fetch_add(1, Release);
     }
 }
 
-/// Returns the last description of the program's models; empty before the first one.
-pub(crate) fn models() -> String {
-    MODELS.lock().map(|models| models.clone()).unwrap_or_default()
+/// Returns the last description of the program's models, which is empty when they are gone; `None` before the first model.
+pub(crate) fn models() -> Option<String> {
+    MODELS.lock().ok()?.clone()
 }
 
 pub(crate) fn layers_version() -> u64 {

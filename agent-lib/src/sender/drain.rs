@@ -115,8 +115,7 @@ impl Sender {
             for status::LayerReport { layer, state, reason } in status::layers() {
                 self.send(Body::Layer { layer, state, reason: &reason });
             }
-            let models = status::models();
-            if !models.is_empty() {
+            if let Some(models) = status::models() {
                 self.send(Body::Models { models: &models });
             }
         }

@@ -1,5 +1,4 @@
 //! Tests of gpumemctl's command line.
-#![allow(missing_docs)]
 
 mod cli;
 mod common;

@@ -180,11 +180,11 @@ impl Collector {
         for &pool in &pools {
             self.push(Event::PoolEnds { pool });
         }
-        if !pools.is_empty() && run.iter().all(|entry| entry.pool != 0) {
+        if self.is_refused {
+            // The replay releases the memory for the same reason.
+        } else if !pools.is_empty() && run.iter().all(|entry| entry.pool != 0) {
             // A `MemPool` object releases its own memory at its end. `empty_cache()` has the same effect if it finds nothing else.
             pools.into_iter().for_each(|pool| self.push(Event::EmptyCache { pool: Some(pool) }));
-        } else if self.is_refused {
-            // The replay releases the memory for the same reason.
         } else if next.is_some_and(needs_memory) {
             self.requests.uncertain_releases.push(self.requests.events.len());
         } else {

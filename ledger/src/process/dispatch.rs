@@ -170,8 +170,12 @@ impl Process {
             Body::Stack { format, frames } => self.ooms.name_stack(stamp.stack, format, frames),
             Body::Layer { layer, state, reason } => self.program.layers.report(layer, state, reason),
             Body::Models { models } => {
-                let models = models.chars().take(MAX_MODELS).collect();
-                Arc::make_mut(&mut self.facts).claims.insert("models".to_owned(), models);
+                let models: String = models.chars().take(MAX_MODELS).collect();
+                let claims = &mut Arc::make_mut(&mut self.facts).claims;
+                match models.is_empty() {
+                    true => claims.remove("models"),
+                    false => claims.insert("models".to_owned(), models),
+                };
             }
             Body::PhaseBegin { phase } => {
                 self.holdings.begin_phase(phase, stamp.seq, stamp.time_ns);

@@ -103,11 +103,14 @@ fn growth(device: &Device, oom: Option<&Oom>, finding: &Finding) -> Item {
             (Kind::RetainedTensors, Memory::Activations, change)
         }
         // Outputs of many modules are kept together by a graph.
-        structure if structure == "activations" || structure == "retained forward outputs" && is_graph => {
+        structure
+            if (structure == "activations" || structure == "retained forward outputs" && is_graph)
+                && !is_without_gradients =>
+        {
             let change = "Stop keeping tensors with their graphs in each step{0}: keep .item() or .detach().cpu() of them";
             (Kind::RetainedTensors, Memory::Activations, change)
         }
-        "retained forward outputs" => {
+        "activations" | "retained forward outputs" => {
             let change = "Stop keeping the outputs on the GPU in each step{0}: keep .detach().cpu() of them, or drop old ones";
             (Kind::RetainedTensors, Memory::Activations, change)
         }
@@ -168,7 +171,10 @@ fn pool(run: &Run, device: &Device, oom: Option<&Oom>, finding: &Finding) -> Vec
     // A process that needs more at another moment still needs it with a perfect allocator.
     let possible = match oom {
         Some(_) => finding.bytes,
-        None => device.peak.tracked_bytes.unwrap_or(0) - findings::most_in_use(run, device).0,
+        None => {
+            let in_use = findings::most_in_use(run, device).0;
+            device.peak.tracked_bytes.unwrap_or(0).saturating_sub(in_use)
+        }
     };
     if possible <= 0 {
         return Vec::new();
@@ -177,11 +183,11 @@ fn pool(run: &Run, device: &Device, oom: Option<&Oom>, finding: &Finding) -> Vec
     let is_apart = oom
         .and_then(|oom| oom.largest_idle_bytes.map(|largest| largest >= oom.asked_bytes))
         .unwrap_or_default();
-    if findings::has_graphs(device) {
+    let graphs = findings::has_graphs(device).then(|| {
         let change = "Capture the CUDA graphs into one pool: torch.cuda.graph(graph, pool=first.pool())";
         let item = Item::new(Kind::GraphPools, Memory::Cached, device, change);
-        return vec![item.estimated(most, "at most the unused bytes; each private pool keeps its own")];
-    }
+        item.estimated(most, "at most the unused bytes; each private pool keeps its own")
+    });
     let is_expandable = oom.is_some_and(|oom| oom.is_expandable);
     let setting = settings::with_setting(run, "expandable_segments:True").filter(|_| !is_expandable);
     let setting = setting.map(|line| {
@@ -189,7 +195,7 @@ fn pool(run: &Run, device: &Device, oom: Option<&Oom>, finding: &Finding) -> Vec
         item.estimated(most, "at most the bytes that the allocator cached and did not use")
     });
     let count = device.details.pools.iter().filter_map(|pool| pool.streams).max();
-    // Each stream has its own segments, expandable or not.
+    // Each stream has its own segments, expandable or not. Memory ran out: the setting may still help within one stream.
     let setting = setting.filter(|_| oom.is_some() || count.is_none_or(|count| count <= 1));
     let streams = (count.is_none_or(|count| count > 1) && (oom.is_none() || is_apart)).then(|| {
         let change = "Reuse CUDA streams, and capture graphs into one pool: what one caches serves no other";
@@ -199,5 +205,5 @@ fn pool(run: &Run, device: &Device, oom: Option<&Oom>, finding: &Finding) -> Vec
         };
         Item::new(Kind::Streams, Memory::Cached, device, change).estimated(most, formula)
     });
-    streams.into_iter().chain(setting).collect()
+    graphs.into_iter().chain(streams).chain(setting).collect()
 }

@@ -13,7 +13,6 @@ const MATERIAL_BYTES: i64 = 32 << 20;
 /// Kind of a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-#[allow(missing_docs)]
 pub enum Kind {
     AllocatorSetting,
     RetainedTensors,
@@ -62,7 +61,6 @@ pub enum Basis {
 /// Memory that a change concerns. Savings in the same memory overlap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-#[allow(missing_docs)]
 pub enum Memory {
     Activations,
     Gradients,
@@ -82,7 +80,6 @@ pub enum Memory {
 
 /// A recommended change.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-#[allow(missing_docs)]
 pub struct Item {
     pub kind: Kind,
     /// NVML index of the device.
@@ -132,7 +129,6 @@ impl Item {
 
 /// All advice on a run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-#[allow(missing_docs)]
 pub struct Advice {
     pub outcome: Outcome,
     /// Whether memory ran out, or nearly did.

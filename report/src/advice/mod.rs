@@ -26,7 +26,6 @@ const SHORT_SHARE: f64 = 0.9;
 
 /// Data that the run does not have.
 #[derive(Debug, Default)]
-#[allow(missing_docs)]
 pub struct Evidence<'a> {
     /// A replay of the run's requests, or the reason why there is none; `None` if the run has no requests.
     pub replay: Option<Result<Replay, String>>,

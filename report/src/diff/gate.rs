@@ -112,7 +112,6 @@ pub enum Outcome {
 
 /// An outcome with its numbers.
 #[derive(Debug, Clone, Serialize)]
-#[allow(missing_docs)]
 pub struct Verdict {
     pub outcome: Outcome,
     /// Name of the compared amount: `used`, `tracked`, a category.

@@ -38,7 +38,6 @@ pub enum At {
 
 /// One of the two compared runs.
 #[derive(Debug, Clone)]
-#[allow(missing_docs)]
 pub struct Side<'r> {
     pub run: &'r Run,
     pub id: Option<String>,
@@ -88,7 +87,6 @@ pub struct Pair {
 
 /// A comparison of two runs.
 #[derive(Debug)]
-#[allow(missing_docs)]
 pub struct Diff<'r> {
     pub sides: [Side<'r>; 2],
     pub at: At,

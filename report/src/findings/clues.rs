@@ -36,7 +36,8 @@ fn of_structure(
     let factor = |bytes: i64| bytes as f64 / parameters.max(1) as f64;
     let is_too_many = |bytes: i64| parameters > 0 && factor(bytes) >= TOO_MANY;
     match finding.structures.first().map(String::as_str)? {
-        _ if has("parameters") => Some("whole models are kept".to_owned()),
+        "parameters" => Some("whole models are kept".to_owned()),
+        "gradients" | "optimizer state" if has("parameters") => Some("whole models are kept".to_owned()),
         "optimizer state" if is_too_many(bytes(Role::OptimizerState)) => Some(format!(
             "it is {:.0} times the parameters (Adam has 2 times): old optimizers are kept, or one has a long history",
             factor(bytes(Role::OptimizerState))
@@ -67,8 +68,9 @@ fn outputs(is_in_many: bool, is_evaluation: bool) -> &'static str {
 
 /// Returns that memory grows by as much as the parameters have each time, if so.
 fn copies(finding: &Finding, parameters: i64) -> Option<String> {
-    let added = finding.rate.as_ref()?.bytes_per_unit;
-    let is_copy = parameters > 0 && is_same(added as f64, parameters as f64);
+    let rate = finding.rate.as_ref()?;
+    let added = rate.bytes_per_unit;
+    let is_copy = !rate.is_over_time && parameters > 0 && is_same(added as f64, parameters as f64);
     is_copy.then(|| "as much as all parameters each time: copies of them, or of their gradients".to_owned())
 }
 
@@ -77,15 +79,17 @@ fn is_same(one: f64, other: f64) -> bool {
 }
 
 /// Returns which pieces of a pool a request cannot use: those of CUDA graphs, of other streams, or of other size classes.
-pub(super) fn pieces_apart(device: &Device) -> String {
-    let captured = gpumem_model::gap::Cause::GraphInstantiated.name();
-    let is_capture = |cause: &str| Some(cause) == captured;
-    let steps = &device.details.steps;
-    let has_graphs =
-        steps.iter().any(|step| is_capture(&step.cause) || step.also.iter().any(|cause| is_capture(cause)));
+pub(super) fn pieces_apart(device: &Device, has_graphs: bool) -> String {
     match (has_graphs, streams(device)) {
-        (true, _) => "in the private pools of CUDA graphs".to_owned(),
-        (false, Some(count)) => format!("in pieces of other streams ({count} streams requested memory)"),
+        (true, Some(count)) => {
+            format!(
+                "in pools of CUDA graphs or in pieces of other streams ({count} streams requested memory)"
+            )
+        }
+        (true, None) => "in the private pools of CUDA graphs or in pieces of other size classes".to_owned(),
+        (false, Some(count)) => {
+            format!("in pieces of other streams ({count} streams requested memory) or of CUDA graphs")
+        }
         (false, None) => "in pieces of other size classes".to_owned(),
     }
 }
@@ -114,7 +118,6 @@ mod tests {
     use super::*;
     use crate::findings::finding::{Kind, Rate, Severity};
     use crate::rules::Groupings;
-    use gpumem_model::gap::UntrackableChange;
     use gpumem_model::run::{Cell, Pool};
 
     #[test]
@@ -127,7 +130,7 @@ mod tests {
         let clue = |structures: &[&str], is_in_many: bool, added: i64, states: [i64; 2]| {
             let report = Report::new(&run, Groupings::default(), None);
             let amounts = Amounts::from(vec![(0, 100 * MIB), (1, states[0] * MIB), (2, states[1] * MIB)]);
-            let rate = Rate { text: String::new(), bytes_per_unit: added * MIB, whole_bytes: 0 };
+            let rate = Rate { bytes_per_unit: added * MIB, ..Rate::default() };
             let finding = Finding::new(Kind::Growth, Severity::Warning, None, (MIB, MIB), "grows".into());
             let structures = structures.iter().map(ToString::to_string).collect();
             let finding = Finding { structures, is_in_many, rate: Some(rate), ..finding };
@@ -149,14 +152,12 @@ mod tests {
     #[test]
     fn pieces_belong_to_graphs_or_streams_or_sizes() {
         let mut device = Device::default();
-        assert!(pieces_apart(&device).contains("size classes"));
+        assert!(pieces_apart(&device, false).contains("size classes"));
         device.details.pools = vec![Pool { streams: Some(1), ..Pool::default() }];
-        assert!(pieces_apart(&device).contains("size classes"));
+        assert!(pieces_apart(&device, false).contains("size classes"));
         device.details.pools[0].streams = Some(4);
-        assert!(pieces_apart(&device).contains("(4 streams requested memory)"));
-        let cause = gpumem_model::gap::Cause::GraphInstantiated.name().expect("a name").to_owned();
-        device.details.steps = vec![UntrackableChange { cause, ..UntrackableChange::default() }];
-        assert!(pieces_apart(&device).contains("CUDA graphs"));
+        assert!(pieces_apart(&device, false).contains("(4 streams requested memory)"));
+        assert!(pieces_apart(&device, true).contains("CUDA graphs or in pieces of other streams"));
     }
 
     #[test]

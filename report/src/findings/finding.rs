@@ -53,19 +53,19 @@ pub enum Severity {
 pub(crate) const PINNED: &str = "pinned host memory";
 
 /// Rate at which memory grows.
-#[derive(Debug, Clone, PartialEq)]
-#[allow(missing_docs)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Rate {
     pub text: String,
     /// Bytes that are added in each step, forward pass, period or second.
     pub bytes_per_unit: i64,
+    /// Whether the unit is a second, and not a step, forward pass or period.
+    pub is_over_time: bool,
     /// Bytes that were added since the start of the process, if it always grew at this rate.
     pub whole_bytes: i64,
 }
 
 /// One conclusion, with the bytes that it explains.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-#[allow(missing_docs)]
 pub struct Finding {
     pub kind: Kind,
     pub severity: Severity,

@@ -376,6 +376,7 @@ impl Growth {
         Rate {
             text: self.rate(),
             bytes_per_unit: self.bytes / i64::try_from(self.over.max(1)).unwrap_or(i64::MAX),
+            is_over_time: self.axis == "second",
             whole_bytes: (whole_bytes as i64).min(used),
         }
     }

@@ -53,7 +53,6 @@ pub enum Outcome {
 
 /// The conclusions about a run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-#[allow(missing_docs)]
 pub struct Findings {
     pub outcome: Outcome,
     /// Findings, the most important first; empty if nothing was found.

@@ -160,11 +160,11 @@ impl<'r> Request<'r> {
     fn pool_limit(&self) -> Option<Finding> {
         let asked = signed(self.oom.asked_bytes);
         let reserved = self.oom.pool_reserved_bytes.map(|reserved| {
-            let share = 100.0 * reserved as f64 / self.capacity.max(1) as f64;
-            format!(
-                " beyond the {} MiB ({share:.0} % of the device) that it had reserved",
-                mib(signed(reserved))
-            )
+            let total = self.device.total_bytes.filter(|total| *total > 0);
+            let share = total
+                .map(|total| format!(" ({:.0} % of the device)", 100.0 * reserved as f64 / total as f64));
+            let share = share.unwrap_or_default();
+            format!(" beyond the {} MiB{share} that it had reserved", mib(signed(reserved)))
         });
         (self.oom.kind == OomKind::Pool && self.free >= asked).then(|| Finding {
             advice: Some("raise or remove torch.cuda.set_per_process_memory_fraction".into()),
@@ -242,7 +242,7 @@ impl<'r> Request<'r> {
         let growth = growth.map(|growth| format!(": {}", growth.rate())).unwrap_or_default();
         if largest >= asked {
             // The allocator uses a large enough piece unless it belongs to another stream, a private pool or a size class.
-            let pieces = clues::pieces_apart(self.device);
+            let pieces = clues::pieces_apart(self.device, super::has_graphs(self.device));
             let what = format!(
                 "{} MiB of the pool are unused {pieces}, which the request cannot use{growth}",
                 mib(idle)
@@ -316,19 +316,20 @@ impl<'r> Request<'r> {
         earlier.map(|earlier| format!(" ({} in earlier steps)", mib(earlier))).unwrap_or_default()
     }
 
-    /// Returns in brackets what is known of the state that an optimizer needs: its bytes in earlier steps, if there is more of it now,
-    /// or else those that the optimizer needs by its name.
+    /// Returns in brackets the bytes of an optimizer's state in earlier steps, if there is more of it now, or else those that the
+    /// optimizer needs by its name.
     fn state_clue(&self, report: &Report<'_>, moment: &Moment, bytes: i64) -> String {
         let earlier = state_of_earlier_steps(self.device);
         if is_of_second_optimizer(bytes, earlier) {
             return format!(" ({} in earlier steps, so it is of a second optimizer)", mib(earlier));
         }
-        let is_parameter = |cell: &Cell| cell.role.as_deref() == Role::Parameter.name();
-        let parameters = held(report.run, &moment.amounts, is_parameter);
-        let needed = clues::state_of_optimizer(self.oom, parameters).filter(|_| earlier == 0);
+        let of = |role: Role| held(report.run, &moment.amounts, |cell| cell.role.as_deref() == role.name());
+        // Frozen parameters have neither gradients nor state.
+        let trained = of(Role::Gradient).min(of(Role::Parameter));
+        let needed = clues::state_of_optimizer(self.oom, trained).filter(|_| earlier == 0);
         let needed = needed.map(|(name, needed)| match bytes > needed {
             true => format!(
-                " (the state of {} has {}; the rest are temporaries of its first step)",
+                " (the state of {} has {}; the rest are temporaries of its first step, or more state, as of amsgrad)",
                 escape(&name),
                 mib(needed)
             ),

@@ -6,7 +6,6 @@ use super::palette::{Color, Pattern};
 
 /// A finished picture.
 #[derive(Debug, Clone, PartialEq)]
-#[allow(missing_docs)]
 pub struct Drawing {
     /// Description for screen readers, and the document's title.
     pub title: String,
@@ -18,7 +17,6 @@ pub struct Drawing {
 
 /// An item of a picture.
 #[derive(Debug, Clone, PartialEq)]
-#[allow(missing_docs)]
 pub enum Item {
     /// A closed polygon.
     Shape {
@@ -42,7 +40,6 @@ pub enum Item {
 
 /// A text at a position.
 #[derive(Debug, Clone, PartialEq)]
-#[allow(missing_docs)]
 pub struct Text {
     /// The text, without control characters.
     pub text: String,
@@ -60,7 +57,6 @@ pub struct Text {
 
 /// Which end of a text is at its position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(missing_docs)]
 pub enum Anchor {
     Start,
     Middle,
@@ -85,7 +81,6 @@ impl Text {
 
 /// The bytes that a shape represents. SVG files contain them for programs that read the picture.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[allow(missing_docs)]
 pub struct Data {
     /// Name of the bar, panel or series that contains the shape.
     pub container: String,
@@ -132,7 +127,6 @@ impl Drawing {
 
 /// A rectangle, in points.
 #[derive(Debug, Clone, Copy, PartialEq)]
-#[allow(missing_docs)]
 pub struct Rect {
     pub x: f64,
     pub y: f64,

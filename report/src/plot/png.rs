@@ -18,7 +18,6 @@ const SAMPLES: u32 = 4;
 #[error(
     "a picture of {width} x {height} pixels is too large for PNG; show fewer panels, or take --svg or --pdf"
 )]
-#[allow(missing_docs)]
 pub struct TooLarge {
     pub width: usize,
     pub height: usize,

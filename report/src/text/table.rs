@@ -91,7 +91,6 @@ impl Shown {
 
 /// A printed row of a statement.
 #[derive(Debug, Clone)]
-#[allow(missing_docs)]
 pub struct PrintedRow {
     pub part: Part,
     /// Number of rows that contain this row; determines the indentation.

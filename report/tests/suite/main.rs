@@ -1,5 +1,4 @@
 //! Tests of reports: verdicts on growth, comparisons, text reports.
-#![allow(missing_docs)]
 
 mod diff;
 mod globs;

@@ -37,7 +37,9 @@ impl Pieces {
         let (empty, free) = sync_channel(BUFFERS);
         let thread = Builder::new().name("read-ahead".into());
         let spawned = thread.spawn_scoped(scope, move || fill(reader, offset, &free, &filled));
-        spawned.map_err(|error| (offset, error))?;
+        let unread =
+            |error| (offset, io::Error::other(format!("no thread to read it can be started: {error}")));
+        spawned.map_err(unread)?;
         for _ in 1..BUFFERS {
             let _ = empty.send(vec![0; BUFFER_BYTES]);
         }

@@ -30,7 +30,7 @@ const PLANTED: [(&str, &str, &str, &str, &str); 23] = [
     ("graphs", "10G", "CUDA graphs", "graph_pools", "one pool"),
     ("jobs", "80G", "", "idle_context", "child processes"),
     ("logits", "40G", "LlamaForCausalLM", "large_output", "chunks"),
-    ("naive_attention", "16G", "activations of Reader", "checkpointing", "Reader/attn.*"),
+    ("naive_attention", "16G", "Reader/attn", "checkpointing", "Reader/attn.*"),
     ("pinned", "80G", "pinned host memory", "pinned_memory", "fixed set"),
     ("preds", "80G", "Tagger/classifier", "retained_tensors", "keeping the outputs"),
     ("prefetch", "7G", "prefetch.py:18", "retained_tensors", "on the host"),

@@ -1,5 +1,6 @@
 """Sizes of models by element type, for advice: which parameters require gradients, and which an optimizer updates."""
 
+import sys
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Tuple
 
 from ._agent import functions, text
@@ -31,14 +32,16 @@ class Models:
     def _add(self, model: str, tensor: Any, is_trained: bool, is_updated: bool) -> None:
         for part in self._parts(tensor):
             if part.is_cuda:
-                sums = self._bytes.setdefault((model[:_NAME], str(part.dtype).rpartition(".")[2]), [0, 0, 0])
+                name = model[:_NAME].replace("\t", " ").replace("\n", " ")
+                sums = self._bytes.setdefault((name, str(part.dtype).rpartition(".")[2]), [0, 0, 0])
                 for at, counts in enumerate((True, is_trained, is_updated)):
                     sums[at] += part.numel() * part.element_size() if counts else 0
 
     def _add_state(self, state: Any, depth: int = 0) -> None:
+        tensor = sys.modules["torch"].Tensor
         values = state.values() if isinstance(state, dict) else state if isinstance(state, (list, tuple)) else ()
         for value in list(values):
-            if hasattr(value, "element_size"):
+            if isinstance(value, tensor):
                 self._add("", value, False, False)
             elif depth < _DEEPEST:
                 self._add_state(value, depth + 1)

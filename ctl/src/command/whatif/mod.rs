@@ -139,11 +139,17 @@ fn sweep<E>(
     set: &str,
     parse: impl Fn(&str) -> Result<Settings, E>,
 ) -> impl Iterator<Item = Trial> {
+    // The settings have no effect beside another backend.
+    let native = |text: &str| {
+        let parts = parts(text).into_iter().filter(|part| !part.trim_start().starts_with("backend:"));
+        parts.collect::<Vec<_>>().join(",")
+    };
+    let (base, set) = (native(base), native(set));
     SWEEP.into_iter().filter_map(move |text| {
-        let merged = merged(base, text);
+        let merged = merged(&base, text);
         let settings = parse(&merged).ok().filter(|settings| settings.backend == Backend::Native)?;
         let is_collected = settings.collection_threshold == 0.0 || settings.fraction.is_some();
-        is_collected.then(|| Trial::new(join(set, text), merged, settings))
+        is_collected.then(|| Trial::new(join(&set, text), merged, settings))
     })
 }
 

@@ -28,10 +28,14 @@ pub(crate) fn load(
         Some(release) => (replayed(devices, release)?, release),
         None => of_likely_release(devices)?,
     };
-    if devices.iter().any(Recorded::lacks_streams) {
+    if devices.first().is_some_and(Recorded::lacks_streams) {
         let what = "has only the sizes of blocks, and not the streams or private pools of this program: record it again \
                     with gpumemctl run --record FILE -- COMMAND";
         return Err(Kind::BadInput.error(format!("{}: {what}", target.display())));
+    }
+    let (devices, others) = devices.into_iter().partition::<Vec<_>, _>(|device| !device.lacks_streams());
+    for device in others {
+        eprintln!("GPU {} is omitted: only the sizes of its blocks were recorded", device.requests.device);
     }
     Ok((devices, release))
 }
@@ -52,7 +56,8 @@ fn of_likely_release(mut devices: Vec<Requests>) -> Result<(Vec<Recorded>, Relea
     // from 2.13 on.
     for release in [Release::LAST, Release::new(12), Release::new(11)] {
         let recorded = replayed(devices, release)?;
-        if recorded.iter().all(|device| device.is_exact) {
+        // The device with the most requests decides.
+        if recorded.first().is_some_and(|device| device.is_exact) {
             return Ok((recorded, release));
         }
         devices = recorded.into_iter().map(|device| device.requests).collect();

@@ -65,8 +65,8 @@ pub(super) fn items(device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -> Ve
     let has_share = |bytes: i64| bytes as f64 >= parts.activations as f64 * MODULE_SHARE;
     let mut items = Vec::new();
     if let Some((model, bytes)) = parts.not_updated.filter(|(_, bytes)| has_share(*bytes)) {
-        let change = match parts.sizes.is_trained_in_vain(model) {
-            Some(true) => {
+        let change = match parts.sizes.lacks_optimizer(model) {
+            Some(true) if parts.unused_gradients > 0 => {
                 "No optimizer updates {0}: run it under torch.no_grad(), or call requires_grad_(False) on it if gradients pass through it"
             }
             _ => {

@@ -107,7 +107,7 @@ fn not_updated<'r>(
             && steps_with_gradients(report, device, model, time_ns) >= KEPT_STEPS
     };
     let sizes = ModelSizes::of(report.run);
-    largest.filter(|(model, _)| sizes.is_trained_in_vain(model).unwrap_or_else(|| keeps_gradients(model)))
+    largest.filter(|(model, _)| sizes.lacks_optimizer(model).unwrap_or_else(|| keeps_gradients(model)))
 }
 
 /// Returns the number of completed steps before `until_ns` through which a model kept gradients without interruption. A model that
@@ -145,7 +145,8 @@ fn without_backward(report: &Report<'_>, device: &Device) -> Option<[i64; 2]> {
     let (bytes, largest) = (sum(tags.values().copied()), tags.values().copied().max()?);
     let is_small = |part: i64, share: f64| part as f64 <= bytes as f64 * share;
     let is_graph = is_small(held(report.run, &peak.amounts, of_backward), BACKWARD_SHARE);
-    (is_graph && is_small(largest, MODULE_OF_GRAPH_SHARE)).then(|| [bytes.saturating_sub(2 * largest), bytes])
+    (is_graph && is_small(largest, MODULE_OF_GRAPH_SHARE))
+        .then(|| [bytes.saturating_sub(largest.saturating_mul(2)), bytes])
 }
 
 /// Returns the value of [`Parts::data`].

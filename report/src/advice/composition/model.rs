@@ -16,7 +16,8 @@ pub(super) fn gradient_buckets(device: &Device, parts: &Parts<'_>) -> Option<Ite
     let gradients = parts.gradients.saturating_add(parts.buckets);
     // Gradients in float32 of parameters in bfloat16 are twice as large, and not held twice: they have no buckets.
     let least = (parts.parameters as f64 * (TWO_GRADIENTS - 1.0)) as i64;
-    let is_twice = parts.parameters > 0 && gradients > parts.parameters + least && parts.buckets > least;
+    let is_twice =
+        parts.parameters > 0 && gradients > parts.parameters.saturating_add(least) && parts.buckets > least;
     (is_twice && parts.is_large(gradients)).then(|| {
         let change = "If the program uses DistributedDataParallel, pass gradient_as_bucket_view=True to it";
         let item = Item::new(Kind::GradientBuckets, Memory::Gradients, device, change);
@@ -61,7 +62,7 @@ pub(super) fn optimizer(device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -
     // two values for each parameter. An optimizer without any state, such as plain SGD, needs none.
     let is_first_step = is_in_step && earlier == 0 && parts.optimizer > 0;
     let (state, formula) = match is_first_step {
-        true => (2 * parts.trained, "2 x parameters with gradients, as Adam needs"),
+        true => (parts.trained.saturating_mul(2), "2 x parameters with gradients, as Adam needs"),
         false => (parts.optimizer, "the state at that time"),
     };
     if is_of_second_optimizer(parts.optimizer, earlier) {
@@ -115,7 +116,7 @@ pub(super) fn precision(device: &Device, parts: &Parts<'_>) -> Option<Item> {
     match kind {
         Some("float64") => {
             let change = "Make the model and its inputs float32: the parameters are float64, as after .double(), or as NumPy's numbers are";
-            let model = parts.parameters + parts.gradients + parts.optimizer;
+            let model = parts.parameters.saturating_add(parts.gradients).saturating_add(parts.optimizer);
             let others = parts.activations.saturating_add(parts.short_lived);
             let formula = format!(
                 "1/2 x {} of parameters, gradients and optimizer state, and 1/2 x up to {} of activations and temporaries",

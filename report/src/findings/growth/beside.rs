@@ -72,7 +72,7 @@ pub(in crate::findings) fn pinned(report: &Report<'_>, device: &Device) -> Optio
     let of: Vec<String> = names.iter().map(|(name, _)| escape(name)).collect();
     let of = if of.is_empty() { String::new() } else { format!(" of {}", of.join(", ")) };
     let what = format!(
-        "{PINNED}{of}: {}, +{} MiB in total; {} MiB are pinned now, outside of the GPU's memory",
+        "{PINNED}{of}: {}, +{} MiB in total; {} MiB in all, which are not memory of the GPU",
         rate.text,
         mib(growth.bytes),
         mib(held)
