@@ -22,7 +22,7 @@ pub(crate) fn place(oom: &Oom) -> String {
         Some(function) => format!(" ({line} in {function})"),
         None => format!(" ({line})"),
     });
-    // An evaluation is no step.
+    // An evaluation follows the steps that were counted.
     let step = if phase == Phase::Evaluation.name() { "after step" } else { "step" };
     let step = oom.step.map(|number| format!(", {step} {}", thousands(number)));
     [Some(work), line, step].into_iter().flatten().collect()
