@@ -70,12 +70,8 @@ fn growth(device: &Device, oom: Option<&Oom>, finding: &Finding) -> Item {
     let is_without_gradients = oom.is_some_and(|oom| oom.phase.as_deref() == Phase::Evaluation.name());
     let is_graph = finding.is_in_many && !is_without_gradients;
     let structure = finding.structures.first().map(String::as_str).unwrap_or_default();
-    // Whole models grow if only their gradients or their optimizer's state grow more than their parameters.
-    let of_model = |name: &&String| matches!(name.as_str(), "gradients" | "optimizer state");
-    let first_other = finding.structures.iter().find(|name| !of_model(name));
-    let has_parameters = first_other.is_some_and(|name| name == "parameters");
     let (kind, memory, change) = match structure {
-        _ if has_parameters => {
+        _ if finding.is_of_whole_models() => {
             let change = "Drop the old models and their gradients{0}: a list or backward(create_graph=True) keeps them";
             (Kind::RetainedTensors, Memory::Parameters, change)
         }
@@ -195,7 +191,7 @@ fn pool(run: &Run, device: &Device, oom: Option<&Oom>, finding: &Finding) -> Vec
         item.estimated(most, "at most the bytes that the allocator cached and did not use")
     });
     let count = device.details.pools.iter().filter_map(|pool| pool.streams).max();
-    // Each stream has its own segments, expandable or not. Memory ran out: the setting may still help within one stream.
+    // Each stream has its own segments, expandable or not. They may help within one stream if memory ran out.
     let setting = setting.filter(|_| oom.is_some() || count.is_none_or(|count| count <= 1));
     let streams = (count.is_none_or(|count| count > 1) && (oom.is_none() || is_apart)).then(|| {
         let change = "Reuse CUDA streams, and capture graphs into one pool: what one caches serves no other";

@@ -32,12 +32,10 @@ fn of_structure(
 ) -> Option<String> {
     let bytes = |role: Role| held(report.run, amounts, |cell| cell.role.as_deref() == role.name());
     let parameters = bytes(Role::Parameter);
-    let has = |name: &str| finding.structures.iter().any(|structure| structure == name);
     let factor = |bytes: i64| bytes as f64 / parameters.max(1) as f64;
     let is_too_many = |bytes: i64| parameters > 0 && factor(bytes) >= TOO_MANY;
     match finding.structures.first().map(String::as_str)? {
-        "parameters" => Some("whole models are kept".to_owned()),
-        "gradients" | "optimizer state" if has("parameters") => Some("whole models are kept".to_owned()),
+        _ if finding.is_of_whole_models() => Some("whole models are kept".to_owned()),
         "optimizer state" if is_too_many(bytes(Role::OptimizerState)) => Some(format!(
             "it is {:.0} times the parameters (Adam has 2 times): old optimizers are kept, or one has a long history",
             factor(bytes(Role::OptimizerState))

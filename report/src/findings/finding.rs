@@ -129,6 +129,13 @@ impl Finding {
         }
     }
 
+    /// Returns whether whole models grow: only their gradients or their optimizer's state grow more than their parameters.
+    pub(crate) fn is_of_whole_models(&self) -> bool {
+        let of_training = |name: &&String| matches!(name.as_str(), "gradients" | "optimizer state");
+        let first_other = self.structures.iter().find(|name| !of_training(name));
+        first_other.is_some_and(|name| name == "parameters")
+    }
+
     /// Returns the sentence on the finding, with the recommended change in brackets.
     pub fn sentence(&self) -> String {
         let advice = self.advice.as_ref().map(|advice| format!(" ({advice})")).unwrap_or_default();
