@@ -151,7 +151,9 @@ impl Peer {
     pub fn connect(path: &Path) -> Self {
         let flags = SocketFlags::CLOEXEC;
         let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).expect("a socket");
-        connect(&socket, &SocketAddrUnix::new(path).expect("a path")).expect("a daemon");
+        let address = SocketAddrUnix::new(path).expect("a path");
+        // A socket has its name a moment before it accepts connections.
+        wait_for("a daemon", || connect(&socket, &address).ok());
         Peer { socket }
     }
 
