@@ -207,13 +207,14 @@ fn patch_and_forward(folder: &Path, make: &str) {
     patch::search(true); // a second time changes nothing
     assert_eq!(slot().1, held);
 
-    let (_, from) = told(core, 0);
     let mut pool = Allocator::new(&torch, 0);
     pool.reserved = 2 * MIB;
     pool.allocated = if make == "bound" { 512 } else { 0 };
     pool.alloc(0x2000, 1024);
-    let (kinds, from) = told(core, from);
-    assert_eq!(kinds, [24, 50], "a pool and a block");
+    let (kinds, from) = told(core, 0);
+    // The sender searches, too: it may have patched the library before its first tensor.
+    let has_first = make == "bound" && kinds.len() == 3;
+    assert_eq!(kinds, [24, 50, 50][..2 + usize::from(has_first)], "a pool and each block");
     // Exceptions of the original function pass through; the event was recorded before.
     assert_eq!(torch.report(0x9000, 777, pool.allocated + 777, pool.reserved, 1), 42);
     assert_eq!(torch.report(0x9000, -777, pool.allocated, pool.reserved, 1), 0);
