@@ -1,14 +1,11 @@
 """Sizes of models by element type, for advice: which parameters require gradients, and which an optimizer updates."""
 
-import sys
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Tuple
 
 from ._agent import functions, text
 
 #: Maximum number of lines that are sent, and of letters of a model's name.
 _LINES, _NAME = 16, 80
-#: Maximum nesting of optimizer state.
-_DEEPEST = 4
 
 
 class Models:
@@ -37,21 +34,14 @@ class Models:
                 for at, counts in enumerate((True, is_trained, is_updated)):
                     sums[at] += part.numel() * part.element_size() if counts else 0
 
-    def _add_state(self, state: Any, depth: int = 0) -> None:
-        tensor = sys.modules["torch"].Tensor
-        values = state.values() if isinstance(state, dict) else state if isinstance(state, (list, tuple)) else ()
-        for value in list(values):
-            if isinstance(value, tensor):
-                self._add("", value, False, False)
-            elif depth < _DEEPEST:
-                self._add_state(value, depth + 1)
-
-    def send(self, states: Iterable[Any]) -> None:
-        """Adds optimizer states, and sends the largest sums."""
+    def add_state(self, tensor: Any) -> None:
+        """Adds a tensor of an optimizer's state."""
         try:
-            for state in list(states):
-                self._add_state(state)
-        except Exception:  # states of another form
+            self._add("", tensor, False, False)
+        except Exception:  # without a size so far
             pass
+
+    def send(self) -> None:
+        """Sends the largest sums."""
         largest = sorted(self._bytes.items(), key=lambda item: -item[1][0])[:_LINES]
         functions.models(text("\n".join("\t".join((*key, *map(str, sums))) for key, sums in largest)))

@@ -176,14 +176,14 @@ class Sweeper:
             for module, known in self.modules:
                 self._module(module, known, storages, gradients)
             states = [object.__getattribute__(optimizer, "__dict__").get("state") for optimizer in optimizers]
-            if self._sizes is not None:
-                self._sizes.send(chain.from_iterable(state.values() for state in states if state))
             if optimizers:
                 self._values = _values(states)
             for optimizer, state in zip(optimizers, states):
                 if state is not None:
                     self.states[id(optimizer)] = (id(state), len(state))
                 self._optimizer(optimizer, storages, gradients)
+            if self._sizes is not None:
+                self._sizes.send()
         sent, last, is_still = self._sent, self._last, True
         for address, (path, role) in storages.items():
             is_other = role == KV_CACHE and cached.get(address) != self._cached.get(address)
@@ -269,6 +269,8 @@ class Sweeper:
         for value in list(values):
             if isinstance(value, torch.Tensor):
                 self._take(storages, value, path, OPTIMIZER_STATE)
+                if self._sizes is not None:
+                    self._sizes.add_state(value)
             elif depth < _DEEPEST:
                 self._state(storages, value, path, depth + 1)
 
