@@ -65,6 +65,9 @@ macro_rules! iteration {
             pub count: u64,
             pub start_ns: u64,
             pub end_ns: u64,
+            /// Most forward passes with gradients enabled that began without a backward pass between them; 0 in older runs.
+            #[serde(skip_serializing_if = "is_zero")]
+            pub passes_at_once: u64,
             /// Whether records were lost during the iterations of the row, so that amounts may be incomplete.
             #[serde(skip_serializing_if = "std::ops::Not::not")]
             pub partial: bool,
@@ -85,6 +88,7 @@ macro_rules! iteration {
                 (self.last, self.end_ns) = (later.last, later.end_ns);
                 // The counts of a damaged store may have any value.
                 self.count = self.count.saturating_add(later.count);
+                self.passes_at_once = self.passes_at_once.max(later.passes_at_once);
                 self.partial |= later.partial;
                 $( self.$level.join(later.$level); )*
             }
@@ -103,6 +107,8 @@ iteration! {
     gradients = Gradient;
     /// Bytes of gradients that are older than the iteration: those at the begin of its first forward pass.
     kept_gradients;
+    /// Bytes that forward passes have kept when another one begins before a backward pass.
+    kept_activations;
     /// Bytes of state that optimizers keep.
     optimizer_state = OptimizerState;
     /// Bytes of activations, which forward keeps for backward; known once backward has begun.

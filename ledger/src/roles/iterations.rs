@@ -47,6 +47,13 @@ impl Iterations {
         self.open.iter_mut().for_each(|open| open.kept_gradients.set(bytes));
     }
 
+    /// Counts a forward pass that begins, the `number`th without a backward pass, with the bytes that the passes before it have kept.
+    pub fn add_pass(&mut self, number: u64, kept_bytes: i64) {
+        let Some(open) = &mut self.open else { return };
+        open.passes_at_once = open.passes_at_once.max(number);
+        open.kept_activations.set(kept_bytes);
+    }
+
     /// Subtracts `mistaken` bytes of a cell from the maximum of the gradients, if they were counted there. Negative bytes are
     /// added.
     pub fn correct_gradients(&mut self, cell: CellId, mistaken: i64, book: &Book) {

@@ -60,6 +60,8 @@ pub(crate) struct Roles {
 pub(crate) struct PassCounts {
     /// Number of forward passes that began since the last backward pass began.
     pub since_backward: u64,
+    /// Number of these that began with gradients enabled.
+    pub with_gradients: u64,
     /// Number of forward passes whose blocks are in the list of the forward pass.
     undecided: u64,
     /// Number of forward passes between the last two backward passes.
@@ -80,6 +82,7 @@ impl PassCounts {
     /// Counts a backward pass that begins with `kept` undecided blocks of its forward passes.
     pub fn begin_backward(&mut self, kept: usize) {
         let passes = std::mem::take(&mut self.since_backward);
+        self.with_gradients = 0;
         self.undecided = 0;
         if passes > 0 {
             self.usual = if passes == self.last { passes } else { self.usual };

@@ -75,16 +75,16 @@ impl Holdings {
         }
     }
 
-    /// Detects the begin of a forward pass: a thread allocates in a module after it allocated outside of modules.
-    fn detect_forward_pass(&mut self, book: u8, stamp: &Stamp, phase: Phase) {
+    /// Returns whether a block begins a forward pass: its thread allocates in a module after it allocated outside of modules.
+    fn detect_forward_pass(&mut self, book: u8, stamp: &Stamp, phase: Phase) -> bool {
         let roles = &mut self.roles[usize::from(book)];
         match phase {
             Phase::Unknown | Phase::Between if !roles.is_backward_thread(stamp.thread) => {
                 roles.outside_threads.note(stamp.thread);
-                return;
+                return false;
             }
             Phase::Forward | Phase::Evaluation if roles.outside_threads.remove(stamp.thread) => {}
-            _ => return,
+            _ => return false,
         }
         self.pass_begins = true;
         // Passes of several threads may overlap.
@@ -100,6 +100,7 @@ impl Holdings {
         if is_step && !self.phases.has_steps {
             self.grow_older(book, true);
         }
+        true
     }
 
     /// Handles a failed request. Blocks that are live now keep their roles if the program frees them before their phase ends. If
@@ -132,7 +133,7 @@ impl Holdings {
     }
 
     fn list_at_birth(&mut self, book: u8, stamp: &Stamp, phase: Phase) -> Option<List> {
-        self.detect_forward_pass(book, stamp, phase);
+        let is_pass = self.detect_forward_pass(book, stamp, phase);
         let now = self.roles[usize::from(book)].now;
         let is_stamped = phase != Phase::Unknown;
         // The closure of an optimizer's step runs while the optimizer does.
@@ -179,6 +180,12 @@ impl Holdings {
         self.phases.any_phase = true;
         if phase != now {
             self.enter_phase(book, phase, stamp.seq, stamp.time_ns);
+        }
+        if is_pass && phase == Phase::Forward {
+            // The pass may have begun an iteration, to which it belongs.
+            let Roles { undecided, iterations, passes, .. } = &mut self.roles[usize::from(book)];
+            passes.with_gradients += 1;
+            iterations.add_pass(passes.with_gradients, undecided.sum(List::Forward));
         }
         list_of(phase)
     }

@@ -294,6 +294,27 @@ fn gradients_of_an_earlier_iteration_are_measured_when_forward_begins() {
 }
 
 #[test]
+fn graphs_that_live_when_a_pass_begins_are_measured() {
+    let mut t = Train::new();
+    let measured = |t: &Train| {
+        let open = t.s.ledger.iterations(KEY, 0).open.expect("an iteration");
+        (open.passes_at_once, open.kept_activations.peak_bytes)
+    };
+    t.born("w", 1, Between).born("a", 100, Forward);
+    assert_eq!(measured(&t), (1, 0));
+    // The loss of a pass is computed outside of modules.
+    t.born("loss", 8, Between).born("b", 100, Forward);
+    assert_eq!(measured(&t), (2, 108));
+    t.born("f", 8, Between).born("e", 70, Evaluation).free("e");
+    assert_eq!(measured(&t), (2, 108), "a pass without gradients has no graph");
+    t.born("g", 10, Backward).free("a").free("b").free("loss").free("f").optimize(|_| ());
+    for name in ["c", "d"] {
+        t.born("y", 8, Between).born(name, 100, Forward).born("h", 10, Backward).free(name).free("y").free("h");
+    }
+    assert_eq!(measured(&t), (1, 0), "a backward pass follows each pass");
+}
+
+#[test]
 fn what_checkpointing_computes_again_is_part_of_backward() {
     // Stamped as backward, or as forward on the thread that runs backward.
     for phase in [Backward, Forward] {

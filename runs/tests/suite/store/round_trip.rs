@@ -245,7 +245,7 @@ fn growth(cells: usize) -> impl Strategy<Value = Growth> {
 
 fn iteration() -> impl Strategy<Value = Iteration> {
     let level = prop_oneof![Just((0, 0)), any::<(i64, i64)>()].prop_map(Level::from);
-    (any::<[u64; 6]>(), any::<bool>(), vec(level, 14)).prop_map(|(numbers, partial, levels)| Iteration {
+    (any::<[u64; 7]>(), any::<bool>(), vec(level, 15)).prop_map(|(numbers, partial, levels)| Iteration {
         epoch: numbers[5],
         first: numbers[0],
         last: numbers[1],
@@ -267,6 +267,8 @@ fn iteration() -> impl Strategy<Value = Iteration> {
         kv_caches: levels[11],
         parameter_copies: levels[12],
         kept_gradients: levels[13],
+        kept_activations: levels[14],
+        passes_at_once: numbers[6],
     })
 }
 
