@@ -309,7 +309,12 @@ fn graphs_that_live_when_a_pass_begins_are_measured() {
     assert_eq!(measured(&t), (2, 108), "a pass without gradients has no graph");
     t.born("g", 10, Backward).free("a").free("b").free("loss").free("f").optimize(|_| ());
     for name in ["c", "d"] {
-        t.born("y", 8, Between).born(name, 100, Forward).born("h", 10, Backward).free(name).free("y").free("h");
+        t.born("y", 8, Between)
+            .born(name, 100, Forward)
+            .born("h", 10, Backward)
+            .free(name)
+            .free("y")
+            .free("h");
     }
     assert_eq!(measured(&t), (1, 0), "a backward pass follows each pass");
 }

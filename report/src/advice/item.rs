@@ -18,6 +18,8 @@ pub enum Kind {
     RetainedTensors,
     /// Forward passes without a backward pass keep activations.
     EvaluationGradients,
+    /// The graphs of several forward passes live until one backward pass.
+    GraphsAtOnce,
     /// Gradients live through the next forward pass.
     KeptGradients,
     OptimizerTemporaries,
@@ -29,6 +31,8 @@ pub enum Kind {
     Checkpointing,
     BatchSize,
     ParameterPrecision,
+    /// A checkpoint stays on the device beside the model that it was loaded into.
+    LoadedCheckpoint,
     /// Scratch memory of cuBLAS.
     Workspace,
     /// Buffers of NCCL.
@@ -44,6 +48,21 @@ pub enum Kind {
     LargeRequest,
     /// The parts of the memory are unknown without an agent.
     Coverage,
+}
+
+impl Kind {
+    /// Returns whether a change of this kind costs neither time nor accuracy, and no setting of the program.
+    pub(super) fn is_free(self) -> bool {
+        matches!(
+            self,
+            Kind::EvaluationGradients
+                | Kind::GraphsAtOnce
+                | Kind::KeptGradients
+                | Kind::OptimizerTemporaries
+                | Kind::GradientBuckets
+                | Kind::LoadedCheckpoint
+        )
+    }
 }
 
 /// How a saving is known.
@@ -119,6 +138,11 @@ impl Item {
     pub(super) fn estimated(mut self, saves_bytes: [i64; 2], formula: impl Into<String>) -> Self {
         (self.saves_bytes, self.basis, self.formula) = (Some(saves_bytes), Basis::Estimated, formula.into());
         self
+    }
+
+    /// Returns whether the change costs nothing and is known to save memory.
+    pub(super) fn is_free(&self) -> bool {
+        self.kind.is_free() && self.saves_bytes.is_some_and(|[least, _]| least > 0)
     }
 
     /// Returns the most bytes that the change may save.

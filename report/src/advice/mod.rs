@@ -76,6 +76,8 @@ pub fn advise(report: &Report<'_>, evidence: &Evidence<'_>) -> Advice {
         if is_short && !has_cause {
             items.extend(outside::tenant(device, evidence.children));
             items.extend(composition::parts(report, device, None));
+        } else if !has_cause {
+            items.splice(..0, composition::free(report, device));
         }
         items.extend(outside::libraries(report, device, is_short));
     }

@@ -1,7 +1,7 @@
 //! Changes for activations: of passes that need no gradients, of one large output, of repeated modules, and of the batch.
 
 use super::super::item::{Item, Kind, Memory, mib};
-use super::Parts;
+use super::{Parts, graphs};
 use crate::{names, sum};
 use gpumem_model::cell::without_sum;
 use gpumem_model::run::{Device, Oom};
@@ -79,8 +79,20 @@ pub(super) fn items(device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -> Ve
             0 => format!("{} of activations of this model", mib(bytes)),
             _ => format!("{} of activations and {} of gradients of this model", mib(bytes), mib(gradients)),
         };
-        items.push(item.estimated([0, bytes.saturating_add(gradients)], formula));
+        // Gradients that pass through the model need its activations.
+        let least = if parts.lacks_backward {
+            bytes.saturating_sub(largest_of(parts, model).saturating_mul(2))
+        } else {
+            0
+        };
+        items.push(
+            item.estimated(
+                [least.max(0).saturating_add(gradients), bytes.saturating_add(gradients)],
+                formula,
+            ),
+        );
     }
+    items.extend(graphs_at_once(device, parts));
     if let Some((tag, bytes, asked)) = large_output(parts, oom).filter(|(_, bytes, _)| has_share(*bytes)) {
         let change = match parts.is_inference {
             false => {
@@ -110,6 +122,34 @@ pub(super) fn items(device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -> Ve
     let formula = format!("1/2 x {} of activations", mib(parts.activations));
     items.push(item.estimated([parts.activations / 4, parts.activations / 2], formula));
     items
+}
+
+/// Returns the largest activation of a model by tag.
+fn largest_of(parts: &Parts<'_>, model: &str) -> i64 {
+    let is_of_model = |tag: &str| without_sum(tag).split('/').next() == Some(model);
+    let of_model = parts.by_tag.iter().filter(|(tag, _)| is_of_model(tag));
+    of_model.map(|(_, bytes)| *bytes).max().unwrap_or(0)
+}
+
+/// Returns the change for graphs of several forward passes that are alive together.
+fn graphs_at_once(device: &Device, parts: &Parts<'_>) -> Option<Item> {
+    let graphs = graphs::at_once(device, parts).filter(|graphs| parts.is_large(graphs.bytes))?;
+    let change = match graphs.is_trained {
+        true => {
+            "Call backward() in each forward pass, if the passes are independent and their losses are only added up"
+        }
+        false => {
+            "Keep no graphs: call backward() in each pass of training, and run the others under torch.no_grad()"
+        }
+    };
+    let item = Item::new(Kind::GraphsAtOnce, Memory::Activations, device, change);
+    let formula = format!(
+        "{} of activations of {} forward passes, when the last of {} begins",
+        mib(graphs.bytes),
+        graphs.passes - 1,
+        graphs.passes
+    );
+    Some(item.estimated([graphs.bytes; 2], formula))
 }
 
 /// Returns the change for activations of repeated modules, with the share of the forward pass that runs again.

@@ -1,6 +1,7 @@
 //! Changes for memory that the program needs: by role and module at the failed request, or else at the peak.
 
 mod activations;
+mod graphs;
 mod model;
 
 use super::item::{Item, Kind, Memory, mib, place_of};
@@ -11,18 +12,20 @@ use gpumem_model::cell::without_sum;
 use gpumem_model::names::Named;
 use gpumem_model::run::{Amounts, Cell, Class, Device, Iteration, Oom};
 use gpumem_model::timeline::Point;
+use gpumem_model::units::signed;
 use gpumem_wire::{Phase, Role};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 /// Minimum share of a part of the process's memory for advice on it.
 const PART_SHARE: f64 = 0.2;
-/// Minimum number of completed steps through which a model keeps its gradients if no optimizer updates it.
+/// Two numbers of bytes are about the same if they differ by at most this share.
+const SAME_SHARE: f64 = 0.05;
+/// Minimum number of completed steps through which a model keeps its gradients if no optimizer updates it, or a checkpoint stays.
 const KEPT_STEPS: u64 = 3;
-/// Maximum share of one module in the memory of a forward pass that keeps its graph.
-const MODULE_OF_GRAPH_SHARE: f64 = 0.25;
-/// Maximum memory of backward passes, as a share of that memory, outside of a backward pass.
-const BACKWARD_SHARE: f64 = 0.02;
+/// Minimum saving by a change that costs nothing, in a program that fits: as a share of its memory, and of the device's.
+const FREE_SHARE: f64 = 0.1;
+const FREE_DEVICE_SHARE: f64 = 0.05;
 
 /// Bytes of a process by their purpose.
 struct Parts<'r> {
@@ -42,6 +45,8 @@ struct Parts<'r> {
     gradients: i64,
     /// Other gradients, such as buckets of DDP, which are never cleared.
     buckets: i64,
+    /// Those of them that no backward pass made: the buckets of DDP.
+    buckets_of_ddp: i64,
     /// Parameters that have optimizer state. State in float32 is at least as large.
     updated: i64,
     /// Parameters for which a first optimizer step makes state: at most as many bytes as there are gradients, because frozen
@@ -54,12 +59,16 @@ struct Parts<'r> {
     is_inference: bool,
     /// The model with most of the activations, and its bytes of them, if no optimizer updates it; see [`not_updated`].
     not_updated: Option<(&'r str, i64)>,
+    /// Whether backward passes ran over other models only.
+    lacks_backward: bool,
     /// Gradients of that model.
     unused_gradients: i64,
-    /// Value of [`without_backward`] at the peak.
+    /// Value of [`graphs::without_backward`].
     without_backward: Option<[i64; 2]>,
     /// The program's line with the most memory that has no role and was not made in a step, and its bytes.
     data: Option<(&'r str, i64)>,
+    /// Value of [`checkpoint`].
+    checkpoint: Option<(&'r str, i64)>,
 }
 
 fn is_role(cell: &Cell, role: Role) -> bool {
@@ -77,7 +86,7 @@ fn is_activation(cell: &Cell) -> bool {
     cell.class == Class::Block && (is_role(cell, Role::Activation) || is_unknown)
 }
 
-/// Returns the bytes of certain cells by model.
+/// Returns the bytes of certain cells by model. Lines of the program are not models.
 fn models<'r>(
     report: &'r Report<'_>,
     amounts: &Amounts,
@@ -85,14 +94,15 @@ fn models<'r>(
 ) -> BTreeMap<&'r str, i64> {
     let of_role = amounts.iter().filter_map(|(cell, bytes)| {
         let cell = report.cell(*cell).filter(|cell| fits(cell))?;
-        Some((without_sum(cell.tag.as_deref()?).split('/').next()?, *bytes))
+        let tag = cell.tag.as_deref().filter(|tag| !names::is_line(tag))?;
+        Some((without_sum(tag).split('/').next()?, *bytes))
     });
     sums(of_role)
 }
 
 /// Returns the model with most of the activations, and its bytes of them, if no optimizer updates it and it requires gradients. If
-/// the agent has not described the models, these are signs of it: the model has no optimizer state, another model has some, and its
-/// gradients were kept through [`KEPT_STEPS`].
+/// the agent has not described the models, these are signs of it: the model has no optimizer state, another model has some, and no
+/// backward pass ran over it, or its gradients were kept through [`KEPT_STEPS`].
 fn not_updated<'r>(
     report: &'r Report<'_>,
     device: &Device,
@@ -104,49 +114,61 @@ fn not_updated<'r>(
     let keeps_gradients = |model: &str| {
         !states.is_empty()
             && !states.contains_key(model)
-            && steps_with_gradients(report, device, model, time_ns) >= KEPT_STEPS
+            && (lacks_backward(report, model)
+                || steps_with_gradients(report, device, model, time_ns) >= KEPT_STEPS)
     };
     let sizes = ModelSizes::of(report.run);
     largest.filter(|(model, _)| sizes.lacks_optimizer(model).unwrap_or_else(|| keeps_gradients(model)))
 }
 
+/// Returns whether backward passes ran over other models, and none over this one.
+fn lacks_backward(report: &Report<'_>, model: &str) -> bool {
+    let backward = report.run.cells.iter().filter(|cell| cell.phase.as_deref() == Phase::Backward.name());
+    let mut models =
+        backward.filter_map(|cell| without_sum(cell.tag.as_deref()?).split('/').next()).peekable();
+    models.peek().is_some() && models.all(|other| other != model)
+}
+
 /// Returns the number of completed steps before `until_ns` through which a model kept gradients without interruption. A model that
 /// an optimizer without state updates clears them in each step.
 fn steps_with_gradients(report: &Report<'_>, device: &Device, model: &str, until_ns: u64) -> u64 {
-    let has_gradients = |point: &&Point| {
+    steps_through(device, until_ns, |point| {
         let bytes = models(report, &point.amounts, |cell| is_role(cell, Role::Gradient));
         bytes.get(model).is_some_and(|bytes| *bytes > 0)
-    };
+    })
+}
+
+/// Returns the number of completed steps before `until_ns` through which `holds` was true of all points of the timeline.
+fn steps_through(device: &Device, until_ns: u64, holds: impl Fn(&Point) -> bool) -> u64 {
     let points = device.details.timeline.points.iter().rev();
-    let kept = points.skip_while(|point| point.time_ns > until_ns).take_while(has_gradients);
+    let kept = points.skip_while(|point| point.time_ns > until_ns).take_while(|point| holds(point));
     let Some(since) = kept.last() else { return 0 };
     let is_inside = |row: &&Iteration| row.start_ns >= since.time_ns && row.end_ns <= until_ns;
     let rows = device.details.iterations.rows.iter().filter(is_inside);
     rows.fold(0, |count, row| count.saturating_add(row.count))
 }
 
-/// Returns the least and most bytes that forward passes kept at the peak for a backward pass that did not follow. `None` if no step
-/// ended after the peak, because activations are known from their backward pass; during a backward pass, which may repeat a forward
-/// pass; and if few modules have the bytes, because outputs of these exist without gradients, too.
-fn without_backward(report: &Report<'_>, device: &Device) -> Option<[i64; 2]> {
-    let peak = &device.peak;
-    device.details.iterations.rows.iter().find(|row: &&Iteration| row.end_ns > peak.time_ns)?;
-    let is_in =
-        |cell: &Cell, phase: Phase| cell.class == Class::Block && cell.phase.as_deref() == phase.name();
-    let of_backward = |cell: &Cell| {
-        is_role(cell, Role::Activation) || is_in(cell, Phase::Backward) && !is_role(cell, Role::Gradient)
+/// Returns the program's line that has loaded as many bytes as a model's parameters have, and its bytes, if these stayed through the
+/// last [`KEPT_STEPS`] steps. The agent gives the phase `Setup` to memory that `torch.load` makes; parameters have their role.
+fn checkpoint<'r>(report: &'r Report<'_>, device: &Device, amounts: &Amounts) -> Option<(&'r str, i64)> {
+    let is_loaded = |cell: &Cell| {
+        cell.class == Class::Block && cell.role.is_none() && cell.phase.as_deref() == Phase::Setup.name()
     };
-    let tags = peak.amounts.iter().filter_map(|(cell, bytes)| {
-        let is_unused = |cell: &&Cell| cell.role.is_none() || is_role(cell, Role::Temporary);
-        let cell = report.cell(*cell).filter(is_unused).filter(|cell| is_in(cell, Phase::Forward))?;
-        Some((cell.tag.as_deref()?, *bytes))
-    });
-    let tags = sums(tags);
-    let (bytes, largest) = (sum(tags.values().copied()), tags.values().copied().max()?);
-    let is_small = |part: i64, share: f64| part as f64 <= bytes as f64 * share;
-    let is_graph = is_small(held(report.run, &peak.amounts, of_backward), BACKWARD_SHARE);
-    (is_graph && is_small(largest, MODULE_OF_GRAPH_SHARE))
-        .then(|| [bytes.saturating_sub(largest.saturating_mul(2)), bytes])
+    let loaded = |amounts: &Amounts| {
+        let lines = amounts.iter().filter_map(|(cell, bytes)| {
+            let tag = report.cell(*cell).filter(|cell| is_loaded(cell))?.tag.as_deref()?;
+            names::is_line(tag).then_some((tag, *bytes))
+        });
+        sums(lines)
+    };
+    let (line, bytes) = loaded(amounts).into_iter().max_by_key(|(_, bytes)| *bytes)?;
+    let models = models(report, amounts, |cell| is_role(cell, Role::Parameter));
+    let all = sum(models.values().copied());
+    let is_copy = |of: &i64| bytes.abs_diff(*of) as f64 <= *of as f64 * SAME_SHARE;
+    let is_kept = |point: &Point| loaded(&point.amounts).get(line).is_some_and(|kept| *kept >= bytes);
+    let until_ns = device.details.iterations.rows.last()?.end_ns;
+    (models.values().chain([&all]).any(is_copy) && steps_through(device, until_ns, is_kept) >= KEPT_STEPS)
+        .then_some((line, bytes))
 }
 
 /// Returns the value of [`Parts::data`].
@@ -178,9 +200,14 @@ impl<'r> Parts<'r> {
         let not_updated = not_updated(report, device, amounts, time_ns);
         let is_updated =
             |tag: &str| not_updated.is_none_or(|(model, _)| tag.split('/').next() != Some(model));
+        let is_tensor = |tag: &str| parameters_by_tag.contains_key(tag) && is_updated(tag);
         let gradients = by_tag(&|cell| is_role(cell, Role::Gradient)).into_iter();
-        let gradients = gradients.filter(|(tag, _)| parameters_by_tag.contains_key(tag) && is_updated(tag));
-        let gradients = sum(gradients.map(|(_, bytes)| bytes));
+        let gradients = sum(gradients.filter(|(tag, _)| is_tensor(tag)).map(|(_, bytes)| bytes));
+        let is_bucket = |cell: &Cell| {
+            let is_of_backward = cell.phase.as_deref() == Phase::Backward.name();
+            let is_tensor = cell.tag.as_deref().is_some_and(is_tensor);
+            is_role(cell, Role::Gradient) && !is_of_backward && !is_tensor
+        };
         let states = by_tag(&|cell| is_role(cell, Role::OptimizerState));
         let updated = parameters_by_tag.iter().filter(|(tag, _)| states.contains_key(*tag));
         let has_phase = |phase: Phase| run.cells.iter().any(|cell| cell.phase.as_deref() == phase.name());
@@ -201,8 +228,10 @@ impl<'r> Parts<'r> {
                 is_role(cell, Role::Gradient) && cell.tag.as_deref().is_some_and(|tag| !is_updated(tag))
             }),
             not_updated,
-            without_backward: oom.is_none().then(|| without_backward(report, device)).flatten(),
+            lacks_backward: not_updated.is_some_and(|(model, _)| lacks_backward(report, model)),
+            without_backward: oom.is_none().then(|| graphs::without_backward(report, device)).flatten(),
             data: data(report, amounts),
+            checkpoint: checkpoint(report, device, amounts),
             by_tag: by_tag(&is_activation),
             updated: sum(updated.map(|(_, bytes)| *bytes)),
             sizes: ModelSizes::of(run),
@@ -213,6 +242,7 @@ impl<'r> Parts<'r> {
                 _ => bytes(Role::Parameter),
             },
             buckets: bytes(Role::Gradient).saturating_sub(gradients),
+            buckets_of_ddp: held(run, amounts, is_bucket),
             parameters_by_tag,
             is_inference: match oom {
                 Some(oom) => oom.phase.as_deref() == Phase::Evaluation.name(),
@@ -234,7 +264,12 @@ pub(super) fn parts(report: &Report<'_>, device: &Device, oom: Option<&Oom>) -> 
     items.extend(model::optimizer(device, &parts, oom));
     items.extend(model::precision(device, &parts));
     items.extend(model::gradient_buckets(device, &parts));
-    let data = parts.data.filter(|(_, bytes)| parts.is_large(*bytes) && has_forward_pass(report));
+    items.extend(model::loaded_checkpoint(device, &parts));
+    let is_data = |(line, bytes): &(&str, i64)| {
+        let is_checkpoint = parts.checkpoint.is_some_and(|(of, _)| of == *line);
+        !is_checkpoint && parts.is_large(*bytes) && has_forward_pass(report)
+    };
+    let data = parts.data.filter(is_data);
     items.extend(data.map(|(line, bytes)| {
         let change =
             "If {0} makes a data set, keep it on the host, and move each batch to the GPU when it is used";
@@ -242,12 +277,22 @@ pub(super) fn parts(report: &Report<'_>, device: &Device, oom: Option<&Oom>) -> 
         item.estimated([0, bytes], format!("{} that this line allocates", mib(bytes)))
     }));
     items.extend(unused_yet(report, device, &parts, oom));
-    // Some memory costs nothing to avoid, so it comes first if it is known to exist: temporaries of the optimizer, and float64.
-    let is_free = |item: &Item| {
-        let may_be_free = matches!(item.kind, Kind::OptimizerTemporaries | Kind::ParameterPrecision);
-        may_be_free && item.saves_bytes.is_some_and(|[least, _]| least > 0)
+    // Changes that cost nothing come first if the memory is known to exist, and so does float64.
+    let is_first = |item: &Item| {
+        let is_double =
+            item.kind == Kind::ParameterPrecision && item.saves_bytes.is_some_and(|[least, _]| least > 0);
+        is_double || item.is_free() && item.most() as f64 >= parts.used as f64 * FREE_SHARE
     };
-    items.sort_by_key(|item| (!is_free(item), Reverse(item.most())));
+    items.sort_by_key(|item| (!is_first(item), Reverse(item.most())));
+    items
+}
+
+/// Returns the changes that cost nothing and are known to save much, for a program that fits.
+pub(super) fn free(report: &Report<'_>, device: &Device) -> Vec<Item> {
+    let used = most_used(device).unwrap_or(0) as f64;
+    let least = (used * FREE_SHARE).max(device.total_bytes.map_or(0, signed) as f64 * FREE_DEVICE_SHARE);
+    let mut items = parts(report, device, None);
+    items.retain(|item| item.is_free() && item.most() as f64 >= least);
     items
 }
 

@@ -13,11 +13,12 @@ const TWO_GRADIENTS: f64 = 1.2;
 /// Returns the change for gradients that are held twice. DistributedDataParallel makes its buckets, which are as large as all
 /// gradients, before the first step.
 pub(super) fn gradient_buckets(device: &Device, parts: &Parts<'_>) -> Option<Item> {
-    let gradients = parts.gradients.saturating_add(parts.buckets);
+    let gradients = parts.gradients.saturating_add(parts.buckets_of_ddp);
     // Gradients in float32 of parameters in bfloat16 are twice as large, and not held twice: they have no buckets.
     let least = (parts.parameters as f64 * (TWO_GRADIENTS - 1.0)) as i64;
-    let is_twice =
-        parts.parameters > 0 && gradients > parts.parameters.saturating_add(least) && parts.buckets > least;
+    let is_twice = parts.parameters > 0
+        && gradients > parts.parameters.saturating_add(least)
+        && parts.buckets_of_ddp > least;
     (is_twice && parts.is_large(gradients)).then(|| {
         let change = "If the program uses DistributedDataParallel, pass gradient_as_bucket_view=True to it";
         let item = Item::new(Kind::GradientBuckets, Memory::Gradients, device, change);
@@ -31,6 +32,16 @@ pub(super) fn gradient_buckets(device: &Device, parts: &Parts<'_>) -> Option<Ite
     })
 }
 
+/// Returns the change for a checkpoint that stays on the device after the model was loaded from it.
+pub(super) fn loaded_checkpoint(device: &Device, parts: &Parts<'_>) -> Option<Item> {
+    let (line, bytes) = parts.checkpoint.filter(|(_, bytes)| is_material(*bytes, parts.used))?;
+    let change = "Load the checkpoint of {0} with map_location=\"cpu\", or delete it after load_state_dict()";
+    let item = Item::new(Kind::LoadedCheckpoint, Memory::Data, device, change).named(line);
+    let formula =
+        format!("{} that this line loads and keeps, as many as a model's parameters have", mib(bytes));
+    Some(item.estimated([bytes; 2], formula))
+}
+
 /// Returns the change for gradients that were not cleared before the forward pass. An optimizer step needs all gradients, so clearing
 /// them earlier saves nothing if memory runs out there.
 pub(super) fn kept_gradients(device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -> Option<Item> {
@@ -38,19 +49,26 @@ pub(super) fn kept_gradients(device: &Device, parts: &Parts<'_>, oom: Option<&Oo
         return None;
     }
     let iterations = &device.details.iterations;
-    let mut rows = iterations.rows.iter().chain(&iterations.open).rev();
-    let kept = rows.find(|row| row.start_ns <= parts.time_ns)?.kept_gradients.peak_bytes;
-    let bytes = parts.gradients.min(kept.saturating_sub(parts.buckets));
+    let rows = || iterations.rows.iter().chain(&iterations.open);
+    let step = rows().rev().find(|row| row.start_ns <= parts.time_ns)?;
+    let bytes = parts.gradients.min(step.kept_gradients.peak_bytes.saturating_sub(parts.buckets));
+    if !is_material(bytes, parts.used) {
+        return None;
+    }
+    // Without these gradients, memory is highest in the backward pass, with all activations and its own temporary memory, or in the
+    // optimizer's step, with new gradients and temporaries. So the saving overlaps with that of fewer activations.
+    let of_backward = rows().map(|row| row.intermediate_gradients.peak_bytes).max().unwrap_or(0);
+    let of_optimizer = rows().map(|row| row.temporaries.peak_bytes).max().unwrap_or(0);
+    let of_pass = parts.activations.saturating_add(parts.short_lived);
+    let least = bytes.saturating_sub(of_backward).min(of_pass.saturating_sub(of_optimizer)).max(0);
     let change = "Call optimizer.zero_grad() directly after optimizer.step(), without set_to_none=False";
-    // Without these gradients, memory is highest before the backward pass, with all activations, or after it, with new gradients. So
-    // the saving overlaps with that of fewer activations.
     let item = Item::new(Kind::KeptGradients, Memory::Activations, device, change);
-    let least = bytes.min(parts.activations);
     let formula = format!(
-        "{} of gradients from the previous step; at most the activations, if these are smaller",
-        mib(bytes)
+        "{} of gradients from the previous step; at most the {} of the forward pass, less temporaries of later phases",
+        mib(bytes),
+        mib(of_pass)
     );
-    is_material(bytes, parts.used).then(|| item.estimated([least, bytes], formula))
+    Some(item.estimated([least, bytes.min(of_pass)], formula))
 }
 
 /// Returns the changes for the optimizer's state and temporaries.

@@ -1,0 +1,78 @@
+//! Graphs of forward passes that no backward pass needs, or that are alive together.
+
+use super::{Parts, is_role};
+use crate::{Report, held, sum, sums};
+use gpumem_model::names::Named;
+use gpumem_model::run::{Cell, Class, Device, Iteration};
+use gpumem_wire::{Phase, Role};
+
+/// Maximum share of one module in the memory of a forward pass that keeps its graph.
+const MODULE_OF_GRAPH_SHARE: f64 = 0.25;
+/// Maximum memory of backward passes, as a share of that memory, outside of a backward pass.
+const BACKWARD_SHARE: f64 = 0.02;
+/// Minimum number of forward passes without a backward pass between them. Losses of a few passes, such as those of a pair or triplet
+/// of samples, need all graphs.
+const LEAST_PASSES: u64 = 4;
+/// Maximum share of the graphs at the peak that lives when a forward pass begins, if the graphs are dropped: a loop that keeps the
+/// last output until the next one is made has two graphs at the peak, and one when a pass begins.
+const DROPPED_SHARE: f64 = 0.6;
+/// Minimum share of the graphs of all passes but one that lives when the last pass begins, if the graphs are kept.
+const KEPT_SHARE: f64 = 0.9;
+/// Minimum share of the graph of one pass in the process's memory. Steps of a sequence keep less, and each needs those before it.
+const PASS_SHARE: f64 = 0.01;
+
+/// Graphs of forward passes that wait for one backward pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct GraphsAtOnce {
+    pub passes: u64,
+    /// Bytes of all graphs but the last one.
+    pub bytes: i64,
+    /// Whether a backward pass has followed.
+    pub is_trained: bool,
+}
+
+/// Returns the step in progress at `time_ns`.
+fn step_at(device: &Device, time_ns: u64) -> Option<&Iteration> {
+    let iterations = &device.details.iterations;
+    iterations.rows.iter().chain(&iterations.open).rev().find(|row| row.start_ns <= time_ns)
+}
+
+/// Returns the graphs of several forward passes that one backward pass follows, if `parts` have them.
+pub(super) fn at_once(device: &Device, parts: &Parts<'_>) -> Option<GraphsAtOnce> {
+    let step = step_at(device, parts.time_ns)?;
+    let (passes, bytes) = (step.passes_at_once, step.kept_activations.peak_bytes.min(parts.activations));
+    let others = passes.checked_sub(1)? as f64;
+    let expected = parts.activations as f64 * others / passes as f64;
+    let is_kept = bytes as f64 >= expected * KEPT_SHARE;
+    let is_much = bytes as f64 >= parts.used as f64 * PASS_SHARE * others;
+    let is_trained = step.activations.peak_bytes > 0;
+    (passes >= LEAST_PASSES && is_kept && is_much).then_some(GraphsAtOnce { passes, bytes, is_trained })
+}
+
+/// Returns the least and most bytes that forward passes kept at the peak for a backward pass that did not follow. `None` if a
+/// backward pass may follow; during a backward pass, which may repeat a forward pass; and if few modules have the bytes, because
+/// outputs of these exist without gradients, too.
+pub(super) fn without_backward(report: &Report<'_>, device: &Device) -> Option<[i64; 2]> {
+    let peak = &device.peak;
+    let is_in =
+        |cell: &Cell, phase: Phase| cell.class == Class::Block && cell.phase.as_deref() == phase.name();
+    let of_backward = |cell: &Cell| {
+        is_role(cell, Role::Activation) || is_in(cell, Phase::Backward) && !is_role(cell, Role::Gradient)
+    };
+    let tags = peak.amounts.iter().filter_map(|(cell, bytes)| {
+        let is_unused = |cell: &&Cell| cell.role.is_none() || is_role(cell, Role::Temporary);
+        let cell = report.cell(*cell).filter(is_unused).filter(|cell| is_in(cell, Phase::Forward))?;
+        Some((cell.tag.as_deref()?, *bytes))
+    });
+    let tags = sums(tags);
+    let (bytes, largest) = (sum(tags.values().copied()), tags.values().copied().max()?);
+    let is_small = |part: i64, share: f64| part as f64 <= bytes as f64 * share;
+    let is_graph = is_small(held(report.run, &peak.amounts, of_backward), BACKWARD_SHARE);
+    // Activations are known from their backward pass, so at the end of the step those of the peak were none.
+    let has_ended = device.details.iterations.rows.iter().any(|row: &Iteration| row.end_ns > peak.time_ns);
+    let is_dropped = step_at(device, peak.time_ns).is_some_and(|step| {
+        step.passes_at_once >= LEAST_PASSES && is_small(step.kept_activations.peak_bytes, DROPPED_SHARE)
+    });
+    (is_graph && is_small(largest, MODULE_OF_GRAPH_SHARE) && (has_ended || is_dropped))
+        .then(|| [bytes.saturating_sub(largest.saturating_mul(2)), bytes])
+}
