@@ -31,6 +31,7 @@ fn filter(args: &Runs) -> Result<Filter> {
     };
     Ok(Filter {
         user: args.user.clone(),
+        ancestor: None,
         job: args.job.clone(),
         device: args.device.clone(),
         since_ns: at(&args.since, "--since")?,

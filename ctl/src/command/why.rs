@@ -1,6 +1,6 @@
 //! `gpumemctl why [PID|RUN|FILE]`: what to change so that a program uses less memory.
 
-use super::report::{Found, What, array, found, join_parts, report, stored_runs_beside};
+use super::report::{Found, What, array, found, join_parts, report, stored_children};
 use super::whatif;
 use crate::args::{Report as Args, Why};
 use crate::client::{Daemon, RunReply, RunSelector};
@@ -55,8 +55,7 @@ fn advised(
     Ok(if args.json { advice::json(&report, &advice) } else { advice::text(&report, &advice) })
 }
 
-/// Returns the live processes that a live process has started. For an ended process, returns the other ended ones of its job that ran
-/// at the same time, because the store does not have their parents.
+/// Returns the live processes that a live process has started. For an ended process, returns the ended ones that it had started.
 fn children(run: &Run, args: &Why) -> Vec<Run> {
     let pid = run.process.pid;
     let is_live = run.state == State::Open;
@@ -64,7 +63,7 @@ fn children(run: &Run, args: &Why) -> Vec<Run> {
         let daemon = Daemon::find(args.source.socket.as_deref()).ok();
         daemon.and_then(|daemon| daemon.runs(RunSelector::Tree(pid)).ok())
     } else {
-        stored_runs_beside(run, &args.source.store).ok()
+        stored_children(run, &args.source.store).ok()
     };
     let runs = found.unwrap_or_default().into_iter().map(|RunReply { run, .. }| run);
     runs.filter(|child| child.process.pid != pid && (child.state == State::Open) == is_live).collect()

@@ -13,6 +13,8 @@ pub struct Filter {
     pub user: Option<String>,
     /// Job id, the name of a job whose id has the form NAME.ID, Slurm job, pod uid, or pod name.
     pub job: Option<String>,
+    /// Only runs of processes that this pid has started, directly or not.
+    pub ancestor: Option<u32>,
     /// Number of a device, or the beginning of its UUID.
     pub device: Option<String>,
     /// Runs that had not ended before this time, in ns since 1970.
@@ -105,6 +107,10 @@ impl Store {
                     claims ->> '$.slurm_job', claims ->> '$.slurm_job_id') = ?
                 OR coalesce(facts ->> '$.pod_uid', claims ->> '$.pod_uid') = ? OR facts ->> '$.pod' = ?)";
             add(condition, Box::new(job.clone()));
+        }
+        if let Some(pid) = filter.ancestor {
+            let condition = "instr(',' || (facts ->> '$.ancestors') || ',', ',' || ? || ',') > 0";
+            add(condition, Box::new(pid));
         }
         if let Some(device) = &filter.device {
             let condition = match device.parse::<u32>() {

@@ -66,7 +66,7 @@ fn store(name: &str) -> (Folder, Store) {
     ];
     runs[3].state = State::Interrupted;
     let second = &mut runs[1].process;
-    for (name, value) in [("slurm_job", "77"), ("pod", "train-0")] {
+    for (name, value) in [("slurm_job", "77"), ("pod", "train-0"), ("ancestors", "123,45,1")] {
         second.facts.insert(name.into(), value.into());
     }
     second.claims.insert("slurm_job".into(), "78".into());
@@ -97,6 +97,9 @@ fn each_filter_leaves_what_is_meant() {
         ("job by Slurm's number", Filter { job: text("77"), ..all() }, vec![2]),
         ("job by a claim that is known better", Filter { job: text("78"), ..all() }, vec![]),
         ("job by its pod", Filter { job: text("train-0"), ..all() }, vec![2]),
+        ("children of a process", Filter { ancestor: Some(123), ..all() }, vec![2]),
+        ("descendants of a process", Filter { ancestor: Some(45), ..all() }, vec![2]),
+        ("a part of a pid", Filter { ancestor: Some(23), ..all() }, vec![]),
         ("no such job", Filter { job: text("night"), ..all() }, vec![]),
         ("device by number", Filter { device: text("2"), ..all() }, vec![2]),
         ("device by UUID", Filter { device: text("gpu-AAAA"), ..all() }, vec![3, 1]),

@@ -114,25 +114,26 @@ fn stored_run_of_pid(pid: u32, args: &Args) -> Result<Option<Found>> {
 
 /// Returns the 1,024 newest stored runs of a job; empty if the store does not exist.
 pub(crate) fn stored_runs_of_job(job: &str, store: &StorePath) -> Result<Vec<RunReply>> {
-    runs_of_job(job, Filter::default(), store)
+    selected(Filter { job: Some(job.to_owned()), ..Filter::default() }, store)
 }
 
-/// Returns the stored runs of a run's job at the same time, itself included: a later launch may have the same name. Empty if the job
-/// or the time is unknown, or if the store does not exist.
-pub(crate) fn stored_runs_beside(run: &Run, store: &StorePath) -> Result<Vec<RunReply>> {
-    let (Some(job), Some((first_ns, last_ns))) = (run.process.claims.get("job"), window::span(run)) else {
-        return Ok(Vec::new());
-    };
+/// Returns the stored runs of the processes that a run's process has started; a later process may have the same pid. Empty if the
+/// time of the run is unknown, or if the store does not exist.
+pub(crate) fn stored_children(run: &Run, store: &StorePath) -> Result<Vec<RunReply>> {
+    let Some((first_ns, last_ns)) = window::span(run) else { return Ok(Vec::new()) };
     let Clock::Monotonic { wall_offset_ns: Some(offset_ns) } = run.clock else { return Ok(Vec::new()) };
     let wall_ns = |time_ns: u64| Some(signed(time_ns).saturating_add(offset_ns));
-    let filter = Filter { since_ns: wall_ns(first_ns), until_ns: wall_ns(last_ns), ..Filter::default() };
-    runs_of_job(job, filter, store)
+    let ancestor = Some(run.process.pid).filter(|pid| *pid != 0);
+    let filter =
+        Filter { ancestor, since_ns: wall_ns(first_ns), until_ns: wall_ns(last_ns), ..Filter::default() };
+    if ancestor.is_some() { selected(filter, store) } else { Ok(Vec::new()) }
 }
 
-fn runs_of_job(job: &str, filter: Filter, store: &StorePath) -> Result<Vec<RunReply>> {
+/// Returns the 1,024 newest stored runs that a filter selects.
+fn selected(filter: Filter, store: &StorePath) -> Result<Vec<RunReply>> {
     const MOST: usize = 1024;
     let Some(store) = open(store)? else { return Ok(Vec::new()) };
-    let filter = Filter { job: Some(job.to_owned()), limit: Some(MOST), ..filter };
+    let filter = Filter { limit: Some(MOST), ..filter };
     // If the life of a process is stored in several parts, only the newest part counts.
     let counts = |run: &RunSummary| run.source_kind == "daemon" && !matches!(run.state, State::Rolled { .. });
     let runs = store.select(&filter)?.into_iter().map(|selected| selected.run).filter(counts);

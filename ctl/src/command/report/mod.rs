@@ -6,7 +6,7 @@ mod find;
 mod oom;
 mod past;
 
-pub(crate) use find::{Found, What, no_process, stored_jobs, stored_runs_beside, stored_runs_of_job};
+pub(crate) use find::{Found, What, no_process, stored_children, stored_jobs, stored_runs_of_job};
 pub(crate) use oom::oom;
 pub(crate) use past::join_parts;
 
