@@ -9,6 +9,7 @@ import collections
 import copy
 import functools
 import gc
+import io
 import random
 import signal
 import sys
@@ -477,6 +478,70 @@ def holder():
     print("holding", flush=True)
     signal.pause()
     del kept
+
+
+# Memory does not run out, and a change that costs nothing saves much.
+
+
+def embeddings_with_graphs():
+    """Inference without no_grad: each pass keeps its activations until its output is dropped."""
+    model = Net(depth=8).cuda().eval()
+    for _ in range(8):
+        model(batch(8192)).detach().cpu()
+
+
+def losses_summed_in_each_step():
+    """The losses of six micro-batches are added up before one backward pass."""
+    model = Net().cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for _ in range(6):
+        sum(model(batch(3072)).pow(2).mean() for _ in range(6)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def gradients_cleared_late():
+    """The gradients of the last step are cleared after the forward pass."""
+    model = Net(width=2048, depth=8).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for _ in range(6):
+        loss = model(batch(4096, 2048)).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def teacher_fits():
+    """The teacher runs with gradients, which no optimizer uses."""
+
+    class Teacher(Net):
+        pass
+
+    teacher, model = Teacher(depth=12).cuda().eval(), Net(depth=1).cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    for _ in range(8):
+        inputs = batch(4096)
+        F.mse_loss(model(inputs), teacher(inputs)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def checkpoint_stays():
+    """The checkpoint is loaded to the device, and stays there while the model is trained."""
+    model = Net(width=2048).cuda()
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    state = torch.load(file, map_location="cuda")
+    model.load_state_dict(state)
+    trained(model, 8, rows=256, width=2048, optimizer=torch.optim.SGD(model.parameters(), lr=1e-3))
+    return state
+
+
+def buckets_fit():
+    """Each gradient is held twice: as a tensor, and in a bucket."""
+    model = distributed(Net(width=2048, depth=6).cuda())
+    trained(model, 8, rows=256, width=2048, optimizer=torch.optim.SGD(model.parameters(), lr=1e-3))
 
 
 # Nothing is wrong.

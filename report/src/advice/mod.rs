@@ -106,6 +106,17 @@ pub fn advise(report: &Report<'_>, evidence: &Evidence<'_>) -> Advice {
     }
 }
 
+/// Returns a line on the largest saving that costs nothing, for a program that fits and has no finding.
+pub fn free_line(report: &Report<'_>) -> Option<String> {
+    let found = Findings::of(report);
+    let is_well = matches!(found.outcome, Outcome::Ended | Outcome::Running);
+    let has_finding = found.findings.iter().any(|finding| finding.kind != findings::Kind::Losses);
+    let free =
+        report.run.devices.iter().filter_map(|device| composition::free(report, device).into_iter().next());
+    let item = free.max_by_key(Item::most)?;
+    (is_well && !has_finding).then(|| item.line())
+}
+
 /// Returns the items that save different memory of one device, and the sum of their savings, at most what the process used; `None` if
 /// these are fewer than two.
 fn together(report: &Report<'_>, items: &[Item]) -> Option<(Vec<usize>, i64)> {

@@ -1,5 +1,7 @@
 //! Tests of advice on runs that are made here.
 
+mod free;
+
 use super::*;
 use crate::rules::Groupings;
 use gpumem_model::growth::Axis;

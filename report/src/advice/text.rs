@@ -38,21 +38,30 @@ impl Item {
         escape(&self.change).replace("{0}", &name)
     }
 
+    /// Returns the change and its saving in one line, for a report.
+    pub(super) fn line(&self) -> String {
+        format!("free to save: {} ({}; gpumemctl why)", self.sentence(), self.amount())
+    }
+
+    /// Returns the bytes that the change saves.
+    fn amount(&self) -> String {
+        match self.saves_bytes {
+            None => "saving unknown".to_owned(),
+            Some([least, most]) if most <= 0 || mib(least) == mib(most) => format!("-{}", mib(most)),
+            Some([least, most]) if least <= 0 => format!("up to -{}", mib(most)),
+            Some([least, most]) => format!("-{} to -{}", thousands(least as u64 >> 20), mib(most)),
+        }
+    }
+
     fn saving(&self) -> String {
         let basis = match self.basis {
             Basis::Replayed => "replayed",
             Basis::Estimated => "estimated",
             Basis::Unverified => "unverified",
         };
-        let amount = match self.saves_bytes {
-            None => "saving unknown".to_owned(),
-            Some([least, most]) if most <= 0 || mib(least) == mib(most) => format!("-{}", mib(most)),
-            Some([least, most]) if least <= 0 => format!("up to -{}", mib(most)),
-            Some([least, most]) => format!("-{} to -{}", thousands(least as u64 >> 20), mib(most)),
-        };
         let formula =
             if self.formula.is_empty() { String::new() } else { format!(": {}", escape(&self.formula)) };
-        format!("{amount}, {basis}{formula}")
+        format!("{}, {basis}{formula}", self.amount())
     }
 }
 

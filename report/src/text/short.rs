@@ -2,6 +2,7 @@
 
 use super::prose;
 use super::table::{highest_reading, note, printed};
+use crate::advice;
 use crate::category::CACHED;
 use crate::findings::{self, Finding, Findings, Outcome};
 use crate::labels::length_ns;
@@ -137,6 +138,7 @@ fn conclusions(report: &Report<'_>, times: Times, out: &mut Lines) -> Vec<Findin
     if lines.len() > shown {
         out.prose(&format!("{} with --verbose", plural((lines.len() - shown) as u64, "more finding")));
     }
+    advice::free_line(report).into_iter().for_each(|line| out.prose(&line));
     found.findings
 }
 

@@ -77,6 +77,16 @@ const KEPT: [(&str, &str, &str, &str); 8] = [
     ("pinned_kept", "growth", "pinned host memory of causes.py:", "pinned_memory"),
 ];
 
+/// Programs that end well and have no finding, with the kind of a first advice that costs nothing, and a part of it.
+const FREE: [(&str, &str, &str); 6] = [
+    ("embeddings_with_graphs", "evaluation_gradients", "no_grad()"),
+    ("losses_summed_in_each_step", "graphs_at_once", "backward()"),
+    ("gradients_cleared_late", "kept_gradients", "zero_grad()"),
+    ("teacher_fits", "evaluation_gradients", "no_grad()"),
+    ("checkpoint_stays", "loaded_checkpoint", "map_location"),
+    ("buckets_fit", "gradient_buckets", "gradient_as_bucket_view"),
+];
+
 const HEALTHY: [&str; 11] = [
     "healthy_training",
     "healthy_distributed",
@@ -177,6 +187,32 @@ fn first_finding_names_the_planted_cause() {
         let advice = &report["why"]["advice"][0];
         if !change.split('|').any(|kind| advice["kind"] == kind) {
             wrong.push(format!("{program}: {change} is expected, not {advice}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn savings_that_cost_nothing_are_advised_to_programs_that_fit() {
+    let Some(wheel) = torch::wheel("2.15.0") else { return };
+    let programs = FREE.map(|(name, ..)| Program { memory: "8G", ..of_causes(name) });
+    let reports = reports_of(&wheel, &programs);
+    let mut wrong = Vec::new();
+    for (program, kind, part) in FREE {
+        let report = &reports[program];
+        let first = &report["why"]["advice"][0];
+        let has_part = |text: &Value| text.as_str().is_some_and(|text| text.contains(part));
+        let free = report["text"]
+            .as_str()
+            .and_then(|text| text.lines().find(|line| line.starts_with("free to save: ")));
+        let is_right = first["kind"] == kind
+            && has_part(&first["change"])
+            && free.is_some_and(|line| line.contains(part));
+        if !is_right || report["outcome"] != "ended" || report["findings"] != serde_json::json!([]) {
+            wrong.push(format!(
+                "{program}: {kind} is expected, not {first}; {free:?}; {}",
+                report["findings"]
+            ));
         }
     }
     assert!(wrong.is_empty(), "{wrong:#?}");

@@ -14,12 +14,12 @@ const TWO_GRADIENTS: f64 = 1.2;
 /// gradients, before the first step.
 pub(super) fn gradient_buckets(device: &Device, parts: &Parts<'_>) -> Option<Item> {
     let gradients = parts.gradients.saturating_add(parts.buckets_of_ddp);
-    // Gradients in float32 of parameters in bfloat16 are twice as large, and not held twice: they have no buckets.
+    // Gradients in float32 of parameters in bfloat16 are twice as large, and not held twice: they have no buckets. With
+    // gradient_as_bucket_view=True the gradients are not tensors of their own.
     let least = (parts.parameters as f64 * (TWO_GRADIENTS - 1.0)) as i64;
-    let is_twice = parts.parameters > 0
-        && gradients > parts.parameters.saturating_add(least)
-        && parts.buckets_of_ddp > least;
-    (is_twice && parts.is_large(gradients)).then(|| {
+    let is_twice = gradients > parts.parameters.saturating_add(least)
+        && parts.gradients.min(parts.buckets_of_ddp) > least;
+    (parts.parameters > 0 && is_twice && parts.is_large(gradients)).then(|| {
         let change = "If the program uses DistributedDataParallel, pass gradient_as_bucket_view=True to it";
         let item = Item::new(Kind::GradientBuckets, Memory::Gradients, device, change);
         let formula = format!(
@@ -28,7 +28,9 @@ pub(super) fn gradient_buckets(device: &Device, parts: &Parts<'_>) -> Option<Ite
             mib(parts.parameters)
         );
         let doubled = (gradients - parts.parameters).min(parts.parameters);
-        item.estimated([doubled, parts.parameters], formula)
+        // When the second step begins, the buckets are made again beside the old ones, without activations.
+        let of_pass = parts.activations.saturating_add(parts.short_lived);
+        item.estimated([doubled.min(of_pass), parts.parameters], formula)
     })
 }
 

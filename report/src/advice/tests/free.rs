@@ -1,0 +1,167 @@
+//! Tests of changes that cost nothing, on programs that fit.
+
+use super::*;
+
+/// Returns a run that ended well. At the peak, after ten of twelve steps of 10 ns, it held these GiB by role and tag, on a device
+/// of 40 GiB.
+fn fitting(held: &[(Role, &str, i64)]) -> Run {
+    let mut run = holding(held);
+    let device = &mut run.devices[0];
+    let oom = device.details.ooms.remove(0);
+    (device.total_bytes, device.reading) = (Some(40 << 30), None);
+    let tracked = held.iter().map(|(.., gib)| gib * GIB).sum();
+    let peak =
+        Moment { tracked_bytes: Some(tracked), time_ns: 105, amounts: oom.amounts, ..Moment::default() };
+    (device.last, device.peak) = (peak.clone(), peak);
+    let row = |step: u64| Iteration {
+        start_ns: step * 10,
+        end_ns: step * 10 + 10,
+        count: 1,
+        ..Iteration::default()
+    };
+    device.details.iterations.rows = (0..12).map(row).collect();
+    run
+}
+
+/// Returns the step of the peak.
+fn step(run: &mut Run) -> &mut Iteration {
+    &mut run.devices[0].details.iterations.rows[10]
+}
+
+fn level(gib: i64) -> Level {
+    Level { peak_bytes: gib * GIB, last_bytes: 0 }
+}
+
+fn first(run: &Run) -> Option<(Kind, [i64; 2])> {
+    let item = items(run).into_iter().next()?;
+    Some((item.kind, item.saves_bytes.unwrap_or_default().map(|bytes| bytes / GIB)))
+}
+
+/// Sets the phase of a run's cells from index `from` on.
+fn made_in(run: &mut Run, from: usize, phase: Phase) {
+    run.cells[from..].iter_mut().for_each(|cell| cell.phase = phase.name().map(Into::into));
+}
+
+#[test]
+fn inference_that_drops_its_graphs_needs_none() {
+    let tags = ["Net/a", "Net/b", "Net/c", "Net/d", "Net/e"];
+    let mut run = fitting(&tags.map(|tag| (Role::Unknown, tag, 2)));
+    let iterations = &mut run.devices[0].details.iterations;
+    let open = |passes_at_once, kept| Iteration {
+        passes_at_once,
+        kept_activations: level(kept),
+        ..Iteration::default()
+    };
+    iterations.rows.clear();
+    let mut advised = |passes, kept| {
+        run.devices[0].details.iterations.open = Some(open(passes, kept));
+        first(&run)
+    };
+    assert_eq!(advised(9, 0), Some((Kind::EvaluationGradients, [6, 10])));
+    assert_eq!(
+        advised(9, 5),
+        Some((Kind::EvaluationGradients, [6, 10])),
+        "the last output is kept for one pass"
+    );
+    assert_eq!(advised(2, 0), None, "a backward pass may follow");
+    assert_eq!(advised(9, 9), Some((Kind::GraphsAtOnce, [9; 2])), "a backward pass may follow");
+}
+
+#[test]
+fn graphs_of_several_passes_are_not_needed_at_once() {
+    let mut run = fitting(&[(Role::Parameter, "Net/a", 2), (Role::Activation, "Net/a", 16)]);
+    let mut advised = |passes, kept| {
+        let step = step(&mut run);
+        (step.passes_at_once, step.kept_activations, step.activations) = (passes, level(kept), level(16));
+        first(&run)
+    };
+    assert_eq!(advised(8, 14), Some((Kind::GraphsAtOnce, [14; 2])));
+    assert_eq!(advised(1, 0), None, "a backward pass follows each pass");
+    assert_eq!(advised(8, 2), None, "most graphs are dropped");
+    assert_eq!(advised(3, 11), None, "the loss of a triplet needs all graphs");
+}
+
+#[test]
+fn gradients_are_cleared_before_a_forward_pass_that_fits() {
+    let held = |gradients| {
+        [(Role::Parameter, "Net/a", 4), (Role::Gradient, "Net/a", gradients), (Role::Activation, "Net/a", 12)]
+    };
+    let advised = |gradients: i64, temporaries: i64, total_gib: u64| {
+        let mut run = fitting(&held(gradients));
+        run.devices[0].total_bytes = Some(total_gib << 30);
+        let step = step(&mut run);
+        (step.kept_gradients, step.intermediate_gradients) = (level(gradients), level(temporaries));
+        first(&run)
+    };
+    assert_eq!(advised(4, 1, 40), Some((Kind::KeptGradients, [3, 4])));
+    assert_eq!(advised(1, 0, 40), None, "less than a tenth of the memory");
+    assert_eq!(advised(4, 1, 100), None, "less than a twentieth of the device");
+    assert_eq!(advised(4, 5, 40), None, "the backward pass needs as much");
+}
+
+#[test]
+fn only_gradients_made_outside_of_backward_are_buckets() {
+    let held = [
+        (Role::Activation, "Net/a", 6),
+        (Role::Parameter, "Net/a", 5),
+        (Role::Gradient, "Net/a", 5),
+        (Role::Gradient, "Net", 5),
+    ];
+    let mut run = fitting(&held);
+    assert_eq!(first(&run), Some((Kind::GradientBuckets, [5; 2])));
+    made_in(&mut run, 2, Phase::Backward);
+    assert_eq!(first(&run), None, "gradients that the program keeps");
+    let views =
+        fitting(&[(Role::Parameter, "Net/a", 5), (Role::Gradient, "Net", 5), (Role::Gradient, "Net/b", 5)]);
+    assert_eq!(first(&views), None, "new buckets beside the old ones, and no gradients of their own");
+}
+
+#[test]
+fn checkpoint_stays_if_it_is_as_large_as_the_model() {
+    const LINE: &str = "train.py:8 load";
+    let advised = |gib: i64, phase: Phase, points: u64| {
+        let held =
+            [(Role::Parameter, "Net/a", 5), (Role::Activation, "Net/a", 6), (Role::Unknown, LINE, gib)];
+        let mut run = fitting(&held);
+        made_in(&mut run, 2, phase);
+        let point = |at: u64| Point {
+            time_ns: 120 - at * 10,
+            amounts: run.devices[0].peak.amounts.clone(),
+            rest_bytes: 0,
+        };
+        run.devices[0].details.timeline.points = (0..points).rev().map(point).collect();
+        first(&run)
+    };
+    assert_eq!(advised(5, Phase::Setup, 9), Some((Kind::LoadedCheckpoint, [5; 2])));
+    assert_eq!(advised(5, Phase::Unknown, 9), None, "torch.load did not make it");
+    assert_eq!(advised(8, Phase::Setup, 9), None, "not the size of the model");
+    assert_eq!(advised(5, Phase::Setup, 2), None, "it may go soon");
+}
+
+#[test]
+fn model_without_a_backward_pass_needs_no_gradients() {
+    let held = [
+        (Role::OptimizerState, "Student/a", 2),
+        (Role::Activation, "Teacher/a", 4),
+        (Role::Activation, "Teacher/b", 4),
+        (Role::Activation, "Teacher/c", 4),
+        (Role::Temporary, "Student/a", 1),
+    ];
+    let mut run = fitting(&held);
+    made_in(&mut run, 4, Phase::Backward);
+    assert_eq!(first(&run), Some((Kind::EvaluationGradients, [4, 12])));
+    run.cells[4].tag = Some("Teacher/a".into());
+    assert_eq!(first(&run), None, "gradients may pass through it");
+}
+
+#[test]
+fn report_points_to_a_saving_that_costs_nothing() {
+    let mut run = fitting(&[(Role::Parameter, "Net/a", 2), (Role::Activation, "Net/a", 16)]);
+    let step = step(&mut run);
+    (step.passes_at_once, step.kept_activations, step.activations) = (8, level(14), level(16));
+    let line = |run: &Run| free_line(&Report::new(run, Groupings::default(), None));
+    let free = line(&run).expect("a line");
+    assert!(free.starts_with("free to save: Call backward()") && free.contains("-14,336 MiB"), "{free}");
+    run.devices[0].total_bytes = Some(400 << 30);
+    assert_eq!(line(&run), None, "little of the device");
+}
