@@ -101,8 +101,8 @@ fn models<'r>(
 }
 
 /// Returns the model with most of the activations, and its bytes of them, if no optimizer updates it and it requires gradients. If
-/// the agent has not described the models, these are signs of it: the model has no optimizer state, another model has some, and no
-/// backward pass ran over it, or its gradients were kept through [`KEPT_STEPS`].
+/// the agent has not described the models, these are signs of it: the model has no optimizer state, another model has some, and for
+/// [`KEPT_STEPS`] no backward pass ran over it, or it kept its gradients.
 fn not_updated<'r>(
     report: &'r Report<'_>,
     device: &Device,
@@ -114,7 +114,7 @@ fn not_updated<'r>(
     let keeps_gradients = |model: &str| {
         !states.is_empty()
             && !states.contains_key(model)
-            && (lacks_backward(report, model)
+            && (lacks_backward(report, model) && steps_through(device, time_ns, |_| true) >= KEPT_STEPS
                 || steps_with_gradients(report, device, model, time_ns) >= KEPT_STEPS)
     };
     let sizes = ModelSizes::of(report.run);

@@ -149,6 +149,10 @@ fn model_without_a_backward_pass_needs_no_gradients() {
     ];
     let mut run = fitting(&held);
     made_in(&mut run, 4, Phase::Backward);
+    assert_eq!(first(&run), None, "its first backward pass may come");
+    let amounts = run.devices[0].peak.amounts.clone();
+    let point = |step: u64| Point { time_ns: step * 10, amounts: amounts.clone(), rest_bytes: 0 };
+    run.devices[0].details.timeline.points = (0..10).map(point).collect();
     assert_eq!(first(&run), Some((Kind::EvaluationGradients, [4, 12])));
     run.cells[4].tag = Some("Teacher/a".into());
     assert_eq!(first(&run), None, "gradients may pass through it");
