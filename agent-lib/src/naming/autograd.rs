@@ -91,6 +91,7 @@ struct RunningNode {
 }
 
 impl Drop for RunningNode {
+    #[inline(always)]
     fn drop(&mut self) {
         let mine = &self.thread.autograd;
         mine.running.store(self.outer, Relaxed);
@@ -138,6 +139,7 @@ fn enter(thread: &'static Thread, node: *const c_void) -> RunningNode {
 }
 
 /// Replacement for `Engine::evaluate_function` in its slot.
+#[unsafe(link_section = ".text.hot.gpumem")]
 unsafe extern "C-unwind" fn evaluate(
     engine: *mut c_void,
     task: *mut c_void,
@@ -238,7 +240,10 @@ pub(crate) fn name_of_running(thread: &Thread) -> Option<AllocationName> {
     if node == 0 {
         return None;
     }
-    let tag = if node == UNNAMED { 0 } else { table().map_or(0, |table| table.look_up(Node(node))) };
+    let tag = match table() {
+        Some(table) if node != UNNAMED => table.look_up(Node(node)),
+        _ => 0,
+    };
     Some(AllocationName { tag, phase: Phase::Backward, ..AllocationName::default() })
 }
 

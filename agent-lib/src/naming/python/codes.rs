@@ -125,6 +125,13 @@ impl CodeKind {
     }
 }
 
+/// Returns what a word of the table says.
+#[inline(always)]
+fn meaning(word: u64) -> Option<Meaning> {
+    let kind = CodeKind::from_code((word >> 48 & 0x7f) as u32)?;
+    Some((kind, Variable { slot: (word >> 56) as u16, in_cell: word >> 48 & IN_CELL != 0 }))
+}
+
 /// The table of code objects. A word is address | kind << 48 | whether the variable is in a cell object << 55 | its index << 56.
 pub(crate) struct Codes {
     places: [AtomicU64; PLACES],
@@ -145,10 +152,15 @@ impl Codes {
 
     #[inline(always)]
     pub(crate) fn get(&self, code: u64) -> Option<Meaning> {
-        if self.probes(code).next()?.load(Relaxed) == 0 { None } else { self.search(code) }
+        match self.probes(code).next()?.load(Relaxed) {
+            0 => None,
+            found if found & ADDRESS == code => meaning(found),
+            _ => self.search(code),
+        }
     }
 
-    #[inline]
+    #[cold]
+    #[inline(never)]
     fn search(&self, code: u64) -> Option<Meaning> {
         for place in self.probes(code) {
             let found = place.load(Relaxed);
@@ -156,9 +168,7 @@ impl Codes {
                 return None;
             }
             if found & ADDRESS == code {
-                let kind = CodeKind::from_code((found >> 48 & 0x7f) as u32)?;
-                let variable = Variable { slot: (found >> 56) as u16, in_cell: found >> 48 & IN_CELL != 0 };
-                return Some((kind, variable));
+                return meaning(found);
             }
         }
         None

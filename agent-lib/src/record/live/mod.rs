@@ -34,12 +34,6 @@ const REACH: usize = 64;
 const NEAR: usize = 512;
 const MIDDLE: usize = 2048;
 
-/// Copies a row word by word, so that the compiler can keep the original in registers.
-#[inline(always)]
-fn words_of(row: &Row) -> Row {
-    std::array::from_fn(|word| row[word])
-}
-
 /// A place in the table: key `number` of a chunk, and the row that belongs to this key.
 #[derive(Debug, Clone, Copy)]
 struct RowLocation {
@@ -149,10 +143,9 @@ impl Live {
     fn find(&self, hash: u64) -> Option<(usize, RowLocation)> {
         for (distance, at) in self.walk(hash) {
             let chunk = &self.chunks[at];
-            for (number, key) in chunk.keys.iter().enumerate() {
-                if key.load(Acquire) == hash {
-                    return Some((distance, self.place(at, number)));
-                }
+            let number = chunk.place_of(hash);
+            if number < KEYS {
+                return Some((distance, self.place(at, number)));
             }
             if !chunk.is_passed() {
                 return None;
@@ -203,7 +196,8 @@ impl Live {
     #[inline(always)]
     pub(crate) fn insert_at(&self, spot: RowSlot, row: &Row) -> bool {
         let is_there = spot.at_home.is_some_and(|place| self.claim(place, spot.hash, row, None));
-        is_there || self.insert_further(spot.hash, words_of(row), RowExtra::default())
+        let [seq, time, address, bytes, aux, tag, thread, codes] = *row;
+        is_there || self.insert_words(spot.hash, seq, time, address, bytes, aux, tag, thread, codes)
     }
 
     #[inline(always)]
@@ -212,11 +206,31 @@ impl Live {
             return false;
         }
         self.write(place, row, beside);
-        place.key().store(hash, Release);
         if high_water::open() {
-            self.count_new(words_of(row));
+            self.count_new(place.row);
         }
+        place.key().store(hash, Release);
         true
+    }
+
+    /// Like `insert_further`, without additional data. The words are separate arguments, so that the usual case keeps them in
+    /// registers: an address of the row would make it store them.
+    #[cold]
+    #[inline(never)]
+    #[allow(clippy::too_many_arguments)]
+    fn insert_words(
+        &self,
+        hash: u64,
+        seq: u64,
+        time: u64,
+        address: u64,
+        bytes: u64,
+        aux: u64,
+        tag: u64,
+        thread: u64,
+        codes: u64,
+    ) -> bool {
+        self.insert_further(hash, [seq, time, address, bytes, aux, tag, thread, codes], RowExtra::default())
     }
 
     #[cold]
@@ -253,8 +267,8 @@ impl Live {
         if let Some(beside) = beside.filter(|beside| *beside != RowExtra::default()) {
             self.write_extra(place, beside);
         }
-        for (to, word) in place.row.iter().zip(row).skip(1) {
-            to.store(word.to_le(), Relaxed);
+        for word in 1..row.len() {
+            place.row[word].store(row[word].to_le(), Relaxed);
         }
         place.row[0].store(row[0].to_le(), Release);
     }
@@ -321,14 +335,14 @@ impl Live {
 
     #[cold]
     #[inline(never)]
-    fn forget_extra(place: RowLocation) {
-        place.chunk.passed.fetch_and(!extra_bit(place.number), AcqRel);
+    fn forget_extra(chunk: &Chunk, number: usize) {
+        chunk.passed.fetch_and(!extra_bit(number), AcqRel);
     }
 
     #[inline(always)]
     fn vacate(place: RowLocation) {
         if place.has_extra() {
-            Self::forget_extra(place);
+            Self::forget_extra(place.chunk, place.number);
         }
         place.row[0].store(0, Release);
         place.key().store(FREE, Release);
@@ -361,6 +375,7 @@ impl Live {
         hash
     }
 
+    #[unsafe(link_section = ".text.hot.gpumem")]
     pub fn get(&self, key: Key) -> Option<RowCopy> {
         let (_, place) = self.find(key.hash())?;
         self.read(place)
@@ -386,7 +401,8 @@ impl Live {
 
     #[cold]
     #[inline(never)]
-    fn count_new(&self, row: Row) {
+    fn count_new(&self, row: &Words) {
+        let row = std::array::from_fn(|word| u64::from_le(row[word].load(Relaxed)));
         high_water::count(&row, self.parent_of(&row), 1);
     }
 

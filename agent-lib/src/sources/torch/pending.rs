@@ -36,7 +36,6 @@ use crate::driver::guard::guard;
 use crate::driver::torch_pools::{Device, PendingBlock, TorchPool};
 use crate::record::recorder::RecordContext;
 use crate::sources::torch::patch::{self, EVENT_QUERY, EVENT_RECORD, EVENT_SYNCHRONIZE};
-use crate::sources::torch::report::Report;
 use crate::threads::Thread;
 use crate::threads::per_feature::Event;
 use gpumem_wire::{Body, FreeState};
@@ -153,9 +152,16 @@ impl Core {
     /// room for the block.
     #[cold]
     #[inline(never)]
-    pub(crate) fn record_pending(&self, thread: &Thread, pool: TorchPool<'_>, report: Report) -> bool {
-        let (TorchPool { device, id: pool, .. }, address) = (pool, report.address);
-        let is_its = |event: &&Event| is_near(event, report.stack);
+    pub(crate) fn record_pending(
+        &self,
+        thread: &Thread,
+        device: &Device,
+        pool: u64,
+        address: u64,
+        bytes: u64,
+        stack: usize,
+    ) -> bool {
+        let is_its = |event: &&Event| is_near(event, stack);
         // `count` and not `any`: `is_near` also notes the call sites of events that do not belong to a free.
         if thread.torch.events().filter(is_its).count() == 0 {
             return false;
@@ -168,7 +174,7 @@ impl Core {
         let its = thread.torch.events().filter(is_its);
         let events = its.map(|event| event.handle.load(Relaxed)).chain(std::iter::repeat(0));
         place.events.iter().zip(events).for_each(|(place, event)| place.store(event, Relaxed));
-        place.bytes.store(report.bytes.unsigned_abs(), Relaxed);
+        place.bytes.store(bytes, Relaxed);
         place.address.store(address, Release);
         device.pending.fetch_add(1, Relaxed);
         let body = Body::BlockFree { address, pool, state: FreeState::Pending };

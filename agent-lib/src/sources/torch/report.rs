@@ -20,7 +20,7 @@ use std::arch::naked_asm;
 use std::ffi::c_void;
 use std::sync::atomic::Ordering::*;
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(crate) struct Report {
     /// Address of the block.
     pub address: u64,
@@ -40,12 +40,14 @@ pub(crate) struct Report {
 
 type Next = unsafe extern "C-unwind" fn(*mut c_void, i64, u64, u64, u16);
 
-/// Replacement for reportMemoryUsageToProfiler: adds a register of the caller (request.rs) above the device, adds the stack
-/// pointer, and jumps to `reported_at`.
+/// Replacement for reportMemoryUsageToProfiler: adds the stack pointer, and for an allocation a register of the caller
+/// (request.rs) above the device. Jumps to `reported_at`, of which each direction has its own copy: between two reports PyTorch
+/// displaces the agent's code from the cache, so an event costs the lines of its own path only.
 ///
 /// # Safety
 /// Must be called with PyTorch's arguments.
 #[unsafe(naked)]
+#[unsafe(link_section = ".text.hot.gpumem")]
 pub unsafe extern "C-unwind" fn reported(
     address: *mut c_void,
     bytes: i64,
@@ -56,17 +58,31 @@ pub unsafe extern "C-unwind" fn reported(
     #[cfg(target_arch = "x86_64")]
     naked_asm!(
         "movzx r8d, r8w",
+        "mov r9, rsp",
+        "test rsi, rsi",
+        "jle {free}",
         "shl rax, 16",
         "or r8, rax",
-        "mov r9, rsp",
-        "jmp {on}",
-        on = sym reported_at,
+        "jmp {alloc}",
+        alloc = sym reported_at::<true>,
+        free = sym reported_at::<false>,
     );
     #[cfg(target_arch = "aarch64")]
-    naked_asm!("and w4, w4, 0xffff", "mov x5, sp", "b {on}", on = sym reported_at);
+    naked_asm!(
+        "and w4, w4, 0xffff",
+        "mov x5, sp",
+        "cmp x1, #0",
+        "b.gt 1f",
+        "b {free}",
+        "1:",
+        "b {alloc}",
+        alloc = sym reported_at::<true>,
+        free = sym reported_at::<false>,
+    );
 }
 
-unsafe extern "C-unwind" fn reported_at(
+#[unsafe(link_section = ".text.hot.gpumem")]
+unsafe extern "C-unwind" fn reported_at<const IS_ALLOC: bool>(
     address: *mut c_void,
     bytes: i64,
     allocated: u64,
@@ -78,7 +94,10 @@ unsafe extern "C-unwind" fn reported_at(
     guard((), |core, thread| {
         fault_injection::at("torch.report");
         let address = address as u64;
-        core.reported(thread, Report { address, bytes, allocated, reserved, device, block, stack });
+        core.reported::<IS_ALLOC>(
+            thread,
+            Report { address, bytes, allocated, reserved, device, block, stack },
+        );
     });
     let next = patch::next(REPORT);
     if !next.is_null() {
@@ -98,7 +117,7 @@ pub(crate) fn ordinal(device: u16) -> Option<usize> {
 
 impl Core {
     #[inline(always)]
-    pub(crate) fn reported(&self, thread: &Thread, report: Report) {
+    fn reported<const IS_ALLOC: bool>(&self, thread: &Thread, report: Report) {
         let Some(index) = ordinal(report.device) else { return };
         let device = &self.torch.devices[index];
         let mut id = device.pool.load(Relaxed);
@@ -116,7 +135,7 @@ impl Core {
         device.sum.store(report.allocated as i64, Relaxed);
         device.reserved.store(report.reserved, Relaxed);
         device.reports.store(device.reports.load(Relaxed) + 1, Relaxed);
-        if report.bytes > 0 {
+        if IS_ALLOC {
             self.block_reported(thread, pool(), report, hash);
         } else {
             self.free_reported(thread, pool(), report, hash);
@@ -164,12 +183,13 @@ impl Core {
     #[inline(always)]
     fn free_reported(&self, thread: &Thread, pool: TorchPool<'_>, report: Report, hash: u64) {
         let (address, bytes) = (report.address, report.bytes.unsigned_abs());
-        let TorchPool { device, id, slot } = pool;
-        if device.older.load(Relaxed) != 0 && self.is_older(device, Key::Block(id, address), bytes) {
+        let TorchPool { device, id, .. } = pool;
+        if device.older.load(Relaxed) != 0 && self.is_older(device, id, address, bytes) {
             return;
         }
-        let pool = || TorchPool { device, id, slot };
-        if thread.torch.recorded() != 0 && self.record_pending(thread, pool(), report) {
+        if thread.torch.recorded() != 0
+            && self.record_pending(thread, device, id, address, bytes, report.stack)
+        {
             return;
         }
         self.record_free(thread, id, address, self.recorder.live.spot_of(hash));
@@ -178,8 +198,8 @@ impl Core {
     /// Whether the freed block is older than the agent, that is, has no row. Then subtracts its bytes from `device.older`.
     #[cold]
     #[inline(never)]
-    fn is_older(&self, device: &Device, block: Key, bytes: u64) -> bool {
-        let is_older = self.recorder.live.get(block).is_none();
+    fn is_older(&self, device: &Device, pool: u64, address: u64, bytes: u64) -> bool {
+        let is_older = self.recorder.live.get(Key::Block(pool, address)).is_none();
         if is_older {
             device.forget_older(bytes);
         }

@@ -70,6 +70,7 @@ impl Numbers {
     }
 
     #[inline(never)]
+    #[unsafe(link_section = ".text.hot.gpumem")]
     fn search(&self, address: u64) -> Option<u16> {
         let is_its = |place: &AtomicU64| match place.load(Relaxed) {
             0 => match place.compare_exchange(0, address, Relaxed, Relaxed) {
@@ -82,39 +83,42 @@ impl Numbers {
     }
 }
 
-/// Returns the request that the block of a report serves; `None` if it is unknown.
+/// Returns the request that the block of a report serves; `None` if it is unknown. Rare cases get the report's fields as
+/// arguments: the address of a report would make the usual case store it.
 #[inline(always)]
 pub(super) fn read(report: &Report) -> Option<Request> {
     let layout = LAYOUT.load(Relaxed);
     if layout >> 16 != site(report) {
-        return calibrate(report);
+        let &Report { address, bytes, device, block, stack, .. } = report;
+        return calibrate(address, bytes, device, block, stack);
     }
     let (number, place) = region(report.block);
     if place.load(Relaxed) != number {
-        return first_in_region(report, layout);
+        return first_in_region(report.address, report.bytes, report.block, layout);
     }
     // SAFETY: the layout was proved for this call site, blocks were in this region, and PyTorch keeps the block and its pool during
     // the report.
     let memory = unsafe { Plain::new() };
-    if !is_block(&memory, report, layout) {
+    if !is_block(&memory, &report, layout) {
         give_up();
         return None;
     }
-    request(&memory, report, layout)
+    request(&memory, &report, layout)
 }
 
 /// Reads the request of a block in a region that has had no block so far.
 #[cold]
 #[inline(never)]
-fn first_in_region(report: &Report, layout: u64) -> Option<Request> {
+fn first_in_region(address: u64, bytes: i64, block: u64, layout: u64) -> Option<Request> {
     let memory = Careful::new()?;
-    if !is_block(&memory, report, layout) {
+    let report = Report { address, bytes, block, ..Report::default() };
+    if !is_block(&memory, &report, layout) {
         give_up();
         return None;
     }
     let (number, place) = region(report.block);
     place.store(number, Relaxed);
-    request(&memory, report, layout)
+    request(&memory, &report, layout)
 }
 
 /// Whether a block with the size and address of the report is at its place.
@@ -157,13 +161,14 @@ fn give_up() {
 /// Finds the layout with a report. Returns the request of its block, if the layout was found.
 #[cold]
 #[inline(never)]
-fn calibrate(report: &Report) -> Option<Request> {
+fn calibrate(address: u64, bytes: i64, device: u16, block: u64, stack: usize) -> Option<Request> {
     TRIES.fetch_update(Relaxed, Relaxed, |tries| tries.checked_sub(1)).ok()?;
+    let report = Report { address, bytes, device, block, stack, ..Report::default() };
     let block = Pointer::new(report.block)?;
     let memory = Careful::new()?;
-    let (size, private) = find(&memory, block, report)?;
-    let layout = site(report) << 16 | u64::from(size) << 8 | u64::from(private);
-    let request = request(&memory, report, layout)?;
+    let (size, private) = find(&memory, block, &report)?;
+    let layout = site(&report) << 16 | u64::from(size) << 8 | u64::from(private);
+    let request = request(&memory, &report, layout)?;
     let (number, place) = region(report.block);
     place.store(number, Relaxed);
     LAYOUT.store(layout, Relaxed);
