@@ -35,8 +35,9 @@ use tokio::sync::{Notify, mpsc};
 /// Capacity of the aggregator's inbox (the queue from sources), in batches of up to 60 KiB: 4 MiB at most. A source waits while
 /// the inbox is full.
 const INBOX: usize = 64;
-/// Number of beats (256 ms each) between two readings of late facts about processes, such as command lines.
-const FACTS_BEATS: u32 = 3;
+/// Minimum interval between two readings of late facts about processes, such as command lines. They are read in wake-ups for
+/// other work; without any, up to 0.5 s later.
+const FACTS_INTERVAL: Duration = Duration::from_millis(750);
 /// Delays before each retry to read the exit status of an ended process.
 const STATUS_RETRIES: [Duration; 3] =
     [Duration::from_millis(1), Duration::from_millis(9), Duration::from_millis(40)];
@@ -408,9 +409,8 @@ fn end(gone: &EndedProcess, time_ns: u64, status: Option<u64>, kernel: &Kernel) 
 
 /// Sends facts that are known late, such as a command line, to the aggregator. Reads the kernel's log at the same interval.
 async fn forward_facts(processes: Processes, kernel: Kernel, inbox: mpsc::Sender<Batch>) {
-    let mut ticks = clock::beats(FACTS_BEATS);
     loop {
-        ticks.tick().await;
+        clock::next_wake_up(FACTS_INTERVAL).await;
         let now_ns = clock::now_ns();
         kernel.read_log(now_ns);
         processes.take_new().into_iter().for_each(|key| kernel.note_start(key));

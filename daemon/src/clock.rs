@@ -2,9 +2,11 @@
 
 use gpumem_wire::{Body, ClockKind, Record, Stamp};
 use rustix::time::{ClockId, clock_gettime};
+use std::pin::Pin;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant, SystemTime};
-use tokio::time::{Interval, MissedTickBehavior, interval_at};
+use tokio::sync::Notify;
+use tokio::time::{Sleep, sleep_until};
 
 /// Unit of the intervals of periodic tasks. tokio's timers have slots of 64 ms. A timer at the begin of a slot wakes the daemon
 /// once, any other one twice.
@@ -18,14 +20,68 @@ pub fn start_beats() {
     FIRST_BEAT.get_or_init(Instant::now);
 }
 
-/// Returns ticks at every `count`th beat. All tasks have the same beats, so that one wake-up serves them all.
-pub(crate) fn beats(count: u32) -> Interval {
-    let (first, period) = (*FIRST_BEAT.get_or_init(Instant::now), BEAT * count);
-    let passed = first.elapsed().as_nanos() / period.as_nanos();
-    let next = first + period * u32::try_from(passed + 1).unwrap_or(u32::MAX);
-    let mut ticks = interval_at(next.into(), period);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
-    ticks
+/// Returns the first beat that is later than `wait` from now. All tasks have the same beats, so that one wake-up serves them all.
+fn beat_after(wait: Duration) -> tokio::time::Instant {
+    let first = *FIRST_BEAT.get_or_init(Instant::now);
+    let passed = (first.elapsed() + wait).as_nanos() / BEAT.as_nanos();
+    (first + BEAT * u32::try_from(passed + 1).unwrap_or(u32::MAX)).into()
+}
+
+/// Timer of a task that other events wake as well. The task postpones the timer at such an event, so that the timer wakes the
+/// daemon only while nothing else does.
+#[derive(Debug)]
+pub(crate) struct BeatTimer(Pin<Box<Sleep>>);
+
+impl BeatTimer {
+    /// Returns a timer that expires at the next beat.
+    pub(crate) fn new() -> Self {
+        BeatTimer(Box::pin(sleep_until(beat_after(Duration::ZERO))))
+    }
+
+    /// Sets the timer to the first beat that is later than `wait` from now.
+    pub(crate) fn set(&mut self, wait: Duration) {
+        self.replace(beat_after(wait));
+    }
+
+    /// Replaces the timer instead of resetting it: tokio wakes up at the old time of a timer that is reset to a later one.
+    fn replace(&mut self, end: tokio::time::Instant) {
+        self.0.set(sleep_until(end));
+    }
+
+    /// Sets the timer to `tick` from now if that is shorter than a beat, otherwise to the first beat later than `wait` from now.
+    pub(crate) fn set_tick(&mut self, tick: Duration, wait: Duration) {
+        match tick < BEAT {
+            true => self.replace(tokio::time::Instant::now() + tick),
+            false => self.set(wait),
+        }
+    }
+
+    /// Waits until the timer expires. Returns at once from then on, until the timer is set again.
+    pub(crate) async fn expired(&mut self) {
+        self.0.as_mut().await;
+    }
+}
+
+/// Notified at each regular wake-up of the daemon.
+static WAKE_UP: Notify = Notify::const_new();
+
+/// Runs the tasks that wait in [`next_wake_up`].
+pub(crate) fn share_wake_up() {
+    WAKE_UP.notify_waiters();
+}
+
+/// Waits at least `wait`, then for the next regular wake-up. Without one, returns one to two beats after `wait`.
+pub(crate) async fn next_wake_up(wait: Duration) {
+    let (began, mut timer) = (tokio::time::Instant::now(), BeatTimer::new());
+    timer.set(wait + BEAT);
+    loop {
+        tokio::select! {
+            () = timer.expired() => return,
+            () = WAKE_UP.notified() => if began.elapsed() >= wait {
+                return;
+            }
+        }
+    }
 }
 
 fn read(clock: ClockId) -> u64 {

@@ -17,6 +17,7 @@ mod gpu_replay;
 mod growth;
 mod harmless;
 mod host;
+mod idle_daemon;
 mod imports;
 mod inherited;
 mod job_fleet;

@@ -18,13 +18,6 @@ fn files(machine: &Machine) -> [Vec<u8>; 3] {
     ["", "-wal", "-deltas"].map(read)
 }
 
-/// Returns the number of process lists that NVML has made.
-fn lists(machine: &Machine) -> u64 {
-    let shown = machine.tool("show", &[]);
-    let count = shown.lines().find_map(|line| line.strip_prefix("lists=")).expect("a count");
-    count.parse().expect("a number")
-}
-
 /// State, and the bytes used at the last sample, as a reader of the store finds them.
 fn stored(machine: &Machine, job: &Job) -> Option<(State, Option<u64>)> {
     let store = Store::open_read_only(machine.dir.join("runs.sqlite")).ok()?;
@@ -51,8 +44,8 @@ fn process_whose_memory_stays_the_same_writes_nothing() {
     has(&still, 128 * MIB);
     let calm = || {
         until(60, "a time without a write", || {
-            let (before, count) = (files(&machine), lists(&machine));
-            until(60, "more lists", || (lists(&machine) >= count + 40).then_some(()));
+            let (before, count) = (files(&machine), machine.lists());
+            until(60, "more lists", || (machine.lists() >= count + 40).then_some(()));
             (files(&machine) == before).then_some(before)
         })
     };

@@ -32,9 +32,11 @@ use tokio::sync::watch;
 use writing::{KeptRequests, Roll, worth_keeping};
 
 /// Minimum interval between ticks (see `Aggregator::tick`). A batch causes a tick if this interval has passed, which costs little
-/// beyond the wake-up. While no batches arrive, each beat of [`clock::BEAT`] causes a tick, so that views still mark old data as
-/// `stale`.
+/// beyond the wake-up. While no batches arrive, the next beat of [`clock::BEAT`] causes a tick if work waits for one, otherwise the
+/// first beat after [`IDLE_TICK`].
 const TICK: Duration = Duration::from_millis(75);
+/// Interval between ticks while no batches arrive and no work waits. Views still mark old data as `stale`.
+const IDLE_TICK: Duration = Duration::from_secs(1);
 /// Interval between snapshots while no view reads them, or while the ledger does not change (ns).
 const IDLE_PUBLISH_NS: u64 = 1_000_000_000;
 /// Period (ns) after a view's read in which each tick publishes a snapshot if the ledger has changed.
@@ -195,10 +197,11 @@ impl Aggregator {
         mut queries: mpsc::Receiver<Query>,
         mut commands: mpsc::Receiver<Command>,
     ) {
-        let mut ticks = clock::beats(1);
+        let mut timer = clock::BeatTimer::new();
         let mut batches = Vec::with_capacity(BATCHES);
-        let mut ticked_ns = clock::now_ns();
+        let (mut ticked_ns, mut is_soon) = (clock::now_ns(), true);
         loop {
+            let last_tick_ns = ticked_ns;
             let deferred_ns = self.deferred.next_ns();
             tokio::select! {
                 biased;
@@ -207,12 +210,9 @@ impl Aggregator {
                     Some(Command::AggregatorSettings(settings)) => self.set_pace(settings),
                     Some(Command::End) | None => break,
                 },
-                _ = ticks.tick() => {
-                    let now_ns = clock::now_ns();
-                    if now_ns.saturating_sub(ticked_ns) >= TICK.as_nanos() as u64 {
-                        self.tick(now_ns);
-                        ticked_ns = now_ns;
-                    }
+                () = timer.expired() => {
+                    ticked_ns = clock::now_ns();
+                    self.tick(ticked_ns);
                 }
                 Some(query) = queries.recv() => self.answer(query),
                 Some(counts) = self.earlier_counts.1.recv() => self.apply_earlier_counts(&counts),
@@ -237,6 +237,11 @@ impl Aggregator {
                     }
                 }
             }
+            let (now_ns, was_soon) = (clock::now_ns(), is_soon && last_tick_ns == ticked_ns);
+            is_soon = was_soon || self.wants_tick(now_ns);
+            if is_soon != was_soon || last_tick_ns != ticked_ns {
+                timer.set(self.until_tick(now_ns, is_soon));
+            }
         }
         // Apply the batches that sources had queued before shutdown.
         while let Ok(batch) = inbox.try_recv() {
@@ -245,6 +250,26 @@ impl Aggregator {
         let began = Instant::now();
         while began.elapsed() < LAST_DEFERRED && self.take_deferred(u64::MAX) {}
         self.close().await;
+    }
+
+    /// Returns whether work waits for the next tick: a change to be published, or runs to be closed or written.
+    fn wants_tick(&self, now_ns: u64) -> bool {
+        self.changed && self.is_watched(now_ns)
+            || self.processes.wants_tick()
+            || !self.closing.is_empty()
+            || self.roll.is_waiting()
+    }
+
+    /// Returns how long to wait for batches before the next tick.
+    fn until_tick(&self, now_ns: u64, is_soon: bool) -> Duration {
+        let since_ns = now_ns.saturating_sub(self.checkpoint_ns);
+        let checkpoint = self.settings.checkpoint.saturating_sub(Duration::from_nanos(since_ns));
+        if is_soon { TICK } else { IDLE_TICK.min(checkpoint).max(TICK) }
+    }
+
+    /// Returns whether a view has read within [`WATCHED_NS`].
+    fn is_watched(&self, now_ns: u64) -> bool {
+        now_ns.saturating_sub(self.reader.read_ns()) < WATCHED_NS
     }
 
     /// Applies a batch. If earlier batches of its process are deferred, it queues behind them.
@@ -450,9 +475,10 @@ impl Aggregator {
         self.checkpoint(now_ns);
         self.roll(now_ns);
         self.reader.ticked_ns.store(now_ns, Ordering::Relaxed);
-        let watched = now_ns.saturating_sub(self.reader.read_ns()) < WATCHED_NS;
         // Publish about every second even without changes, because a snapshot marks old data as `stale`.
-        if self.changed && watched || now_ns.saturating_sub(self.published_ns) >= IDLE_PUBLISH_NS {
+        if self.changed && self.is_watched(now_ns)
+            || now_ns.saturating_sub(self.published_ns) >= IDLE_PUBLISH_NS
+        {
             self.publish(now_ns);
         }
     }

@@ -310,6 +310,11 @@ impl ProcessTable {
         !self.new.is_empty()
     }
 
+    /// Returns whether runs wait to be written for the first time, to be written again or to be closed.
+    pub(crate) fn wants_tick(&self) -> bool {
+        self.has_new() || !self.due.is_empty() || !self.ending.is_empty()
+    }
+
     pub(crate) fn live(&self) -> Vec<ProcessKey> {
         self.processes.iter().filter(|(_, entry)| entry.gone.is_none()).map(|(&key, _)| key).collect()
     }

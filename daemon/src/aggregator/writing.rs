@@ -250,6 +250,11 @@ impl Roll {
         Some(wall_ns.div_euclid(period_ns))
     }
 
+    /// Returns whether processes wait for the end of their part.
+    pub(crate) fn is_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
     /// Returns the processes whose part ends now, at most `room` and [`ROLLED_AT_ONCE`]. `live` returns all live processes.
     pub(crate) fn take(
         &mut self,

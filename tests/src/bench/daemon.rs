@@ -38,13 +38,6 @@ fn bare(machine: &Machine, floor: &PathBuf, hz: u32, seconds: u64) -> Duration {
     Duration::from_secs_f64(us / 1e6)
 }
 
-/// Returns the number of process lists that NVML has made.
-fn lists(machine: &Machine) -> u64 {
-    let shown = machine.tool("show", &[]);
-    let count = shown.lines().find_map(|line| line.strip_prefix("lists=")).expect("a count");
-    count.parse().expect("a number")
-}
-
 /// CPU time of an idle wake-up in us: the cost for any program that wakes several times for each sample.
 fn wake_up_us() -> f64 {
     const WAKES: u32 = 25;
@@ -88,9 +81,9 @@ fn full_samples(machine: &Machine, (hz, seconds, rounds): (u32, u64, usize)) {
     let names = ["gpumemd and its poller", "  the same, watched", "  its poller alone", "bare loop in C"];
     let [mut both, mut watched, mut poller, mut least] = names.map(Contestant::new);
     let window = |of: &mut Contestant, poller: Option<&mut Contestant>| {
-        let (before, lists_before) = (node.cpu(), lists(machine));
+        let (before, lists_before) = (node.cpu(), machine.lists());
         std::thread::sleep(Duration::from_secs(seconds));
-        let (after, lists_after) = (node.cpu(), lists(machine));
+        let (after, lists_after) = (node.cpu(), machine.lists());
         let full = (lists_after - lists_before) as f64 / f64::from(GPUS);
         assert!(full > 0.7 * f64::from(hz) * seconds as f64, "{full} full samples in {seconds} s at {hz} Hz");
         let each = |index: usize| (after[index] - before[index]).div_f64(full);

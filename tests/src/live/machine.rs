@@ -54,6 +54,16 @@ impl Machine {
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
+    /// Returns the number of process lists that NVML has made.
+    ///
+    /// # Panics
+    /// If the machine's tool fails.
+    pub fn lists(&self) -> u64 {
+        let shown = self.tool("show", &[]);
+        let count = shown.lines().find_map(|line| line.strip_prefix("lists=")).expect("a count");
+        count.parse().expect("a number")
+    }
+
     /// Changes keys at run time.
     pub fn set(&self, keys: &[&str]) {
         self.tool("set", keys);

@@ -3,6 +3,7 @@
 //! store and no system call. (`pwrite` took a tenth of a sample's time.) The parent reads it regularly.
 
 use super::raw::SharedWord;
+use crate::clock::now_ns;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::{FdFlags, fcntl_setfd, pread};
 use std::fs::File;
@@ -50,8 +51,12 @@ impl Call {
     }
 }
 
-/// Number of low bits of the shared word that encode the current call; the higher bits count the calls.
+/// Number of low bits of the shared word that encode the current call; the higher bits count the calls. For [`Call::Nothing`] the
+/// low 16 bits are the time until which the poller sleeps, in ms of CLOCK_MONOTONIC.
 const CODE_BITS: u32 = 19;
+/// Maximum sleep that is believed, in ms: twice the longest one. A poller that is stopped for a minute, until its announced time
+/// seems to come again, has been replaced before.
+const MAX_SLEEP_MS: u16 = 2000;
 
 /// The daemon's view of the call that the poller process is in.
 #[derive(Debug)]
@@ -87,11 +92,11 @@ impl CallState {
         Ok((copy, number))
     }
 
-    /// Reads the state. Returns for how long it has not changed, if it is read once in each `tick`. Counts ticks instead of
-    /// time: while the daemon was stopped, the child may have been stopped too.
+    /// Reads the state. Returns for how long it has not changed, if it is read once in each `tick`. An announced sleep does not
+    /// count. Counts ticks instead of time: while the daemon was stopped, the child may have been stopped too.
     pub(crate) fn stalled_for(&mut self, tick: Duration) -> Duration {
-        let now = self.read();
-        self.unchanged = if now == self.seen { self.unchanged + 1 } else { 0 };
+        let (now, sleeps) = (self.read(), !self.sleeps_for(now_ns()).is_zero());
+        self.unchanged = if now == self.seen && !sleeps { self.unchanged + 1 } else { 0 };
         self.seen = now;
         tick * self.unchanged
     }
@@ -103,12 +108,23 @@ impl CallState {
 
     /// Reads the child's current call, and a counter that distinguishes calls of the same kind.
     pub(crate) fn read(&self) -> (u64, Call) {
-        let mut bytes = [0; 8];
-        if !matches!(pread(&self.file, &mut bytes, 0), Ok(8)) {
-            return (0, Call::Nothing);
-        }
-        let word = u64::from_ne_bytes(bytes);
+        let word = self.word();
         (word >> CODE_BITS, Call::from_code(word & ((1 << CODE_BITS) - 1)))
+    }
+
+    /// Reads how long the child will sleep from `now_ns` on. Zero if it is in a call, or should be awake.
+    pub(crate) fn sleeps_for(&self, now_ns: u64) -> Duration {
+        let word = self.word();
+        if Call::from_code(word & ((1 << CODE_BITS) - 1)) != Call::Nothing {
+            return Duration::ZERO;
+        }
+        let left_ms = (word as u16).wrapping_sub((now_ns / 1_000_000) as u16);
+        Duration::from_millis(if left_ms <= MAX_SLEEP_MS { left_ms.into() } else { 0 })
+    }
+
+    fn word(&self) -> u64 {
+        let mut bytes = [0; 8];
+        if matches!(pread(&self.file, &mut bytes, 0), Ok(8)) { u64::from_ne_bytes(bytes) } else { 0 }
     }
 }
 
@@ -123,6 +139,12 @@ impl CallStateWriter {
     pub(crate) fn set(&mut self, call: Call) {
         self.count += 1;
         self.word.set(self.count << CODE_BITS | call.code());
+    }
+
+    /// Announces a sleep until this time (ns, CLOCK_MONOTONIC), in which no call is made.
+    pub(crate) fn sleep_until(&mut self, until_ns: u64) {
+        self.count += 1;
+        self.word.set(self.count << CODE_BITS | Call::Nothing.code() | until_ns / 1_000_000 & 0xffff);
     }
 }
 
@@ -150,6 +172,25 @@ mod tests {
         {
             child.set(doing);
             assert_eq!(parent.read(), (count as u64 + 1, doing));
+        }
+    }
+
+    #[test]
+    fn the_parent_knows_how_long_the_child_sleeps() {
+        const SECOND: u64 = 1_000_000_000;
+        let parent = CallState::new().expect("a call state");
+        let (kept, number) = parent.to_inherit().expect("a descriptor");
+        let mut child = CallStateWriter::inherited(number).expect("the other end");
+        drop(kept);
+        for now_ns in [0, 65 * SECOND, 65 * SECOND + 535_000_000, 1_000_000 * SECOND] {
+            child.sleep_until(now_ns + SECOND);
+            assert_eq!(parent.sleeps_for(now_ns), Duration::from_secs(1), "{now_ns}");
+            assert_eq!(parent.read().1, Call::Nothing);
+            for late_ns in [SECOND, 2 * SECOND, 20 * SECOND, 40 * SECOND, 60 * SECOND] {
+                assert_eq!(parent.sleeps_for(now_ns + late_ns), Duration::ZERO, "{now_ns} {late_ns}");
+            }
+            child.set(Call::Device(3));
+            assert_eq!(parent.sleeps_for(now_ns), Duration::ZERO);
         }
     }
 }

@@ -108,6 +108,11 @@ impl HungDevices {
         HungDevices { settings, hung: Vec::new(), pending: Vec::new(), probe: None, needs_reopen: false }
     }
 
+    /// Returns whether no device hangs, and none is suspected or tried.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.hung.is_empty() && self.pending.is_empty() && self.probe.is_none() && !self.needs_reopen
+    }
+
     /// Adds to the arguments of a new poller which devices it must skip.
     pub(crate) fn add_skips(&self, arguments: &mut Arguments) {
         for hung in self.hung.iter().filter(|hung| !hung.is_back) {

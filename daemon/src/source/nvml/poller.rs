@@ -16,7 +16,7 @@ mod tests;
 use super::answer::List;
 use super::call_state::{Call, CallStateWriter};
 use super::library::{Gpus, Library};
-use super::protocol::{Arguments, Command, FrameWriter, SECOND, Target, Uuid};
+use super::protocol::{Arguments, Command, FLUSH_NS, FrameWriter, SECOND, Target, Uuid};
 use super::session::{Next, Session};
 use crate::clock::now_ns;
 use crate::nvml_status::NvmlCalls;
@@ -35,9 +35,6 @@ const RETRY_NS: u64 = SECOND;
 const MAX_RETRY_NS: u64 = 30 * SECOND;
 /// Time after which an opened library counts as working, so that the retry interval starts small again (ns).
 const STABLE_NS: u64 = 10 * SECOND;
-/// Maximum delay of memory samples before they are written, in ns. They are written in the last wake-up before that, because
-/// each write wakes the parent.
-const FLUSH_NS: u64 = 220_000_000;
 /// Maximum number of actions before frames are written and commands are read.
 const MAX_ACTIONS: u32 = 64;
 /// Time for which NVML stays closed while a GPU is being unbound from the driver, in seconds. Guides suggest the same time for
@@ -230,11 +227,12 @@ impl Poller {
         }
         wait = wait.min(self.pulse_ns);
         let now = now_ns();
+        if wait > now {
+            self.out.sleep_until(wait);
+        }
         if self.is_urgent || wait > self.flushed_ns.saturating_add(FLUSH_NS) {
             self.out.flush()?;
             (self.flushed_ns, self.is_urgent) = (now, false);
-        } else if wait > now {
-            self.out.set_call(Call::Nothing);
         }
         Ok(wait)
     }

@@ -161,6 +161,9 @@ pub(crate) fn launch(mut arguments: Arguments, stdio: fn() -> Stdio) -> std::io:
     Ok((child, call_state))
 }
 
+/// Maximum delay of memory samples before they are written, in ns. They are written in the last wake-up before that, because
+/// each write wakes the parent.
+pub(super) const FLUSH_NS: u64 = 220_000_000;
 /// Minimum time between two updates of the call state with the same call, in ns.
 const SAME_CALL_NS: u64 = 50_000_000;
 
@@ -195,6 +198,14 @@ impl FrameWriter {
 
     pub(crate) fn write(&mut self, stamp: Stamp, body: Body<'_>) {
         Record { stamp, body }.append_frame(&mut self.frames);
+    }
+
+    /// Announces that no call follows until `until_ns` (CLOCK_MONOTONIC).
+    pub(crate) fn sleep_until(&mut self, until_ns: u64) {
+        if let Some(call_state) = &mut self.call_state {
+            self.published = (Call::Nothing, now_ns());
+            call_state.sleep_until(until_ns);
+        }
     }
 
     /// Writes the pending frames.

@@ -13,9 +13,9 @@ mod standby;
 use super::answer::Code;
 use super::call_state::{Call, CallState};
 use super::hung::HungDevices;
-use super::protocol::{Arguments, Command, SECOND, Uuid, launch, limit};
+use super::protocol::{Arguments, Command, FLUSH_NS, SECOND, Uuid, launch, limit};
 use super::translate::Translator;
-use crate::clock::{BEAT, beats, now_ns};
+use crate::clock::{BEAT, BeatTimer, now_ns, share_wake_up};
 use crate::config::NvmlSettings;
 use crate::nvml_status::{NvmlStatus, STARTING};
 use crate::os::{is_out_of_descriptors, lock};
@@ -32,7 +32,7 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, ChildStdin, ChildStdout};
 use tokio::sync::mpsc;
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout, timeout_at};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tracing::{debug, info, warn};
 
 /// Maximum number of unread bytes from the poller. A frame is shorter, so more bytes are invalid.
@@ -47,9 +47,8 @@ const STABLE: Duration = Duration::from_secs(60);
 const STALL: Duration = Duration::from_millis(400);
 /// Time without a change of the call state after which the source counts as down while the poller is in a call.
 const DOWN: Duration = Duration::from_secs(1);
-/// Time without a change of the call state after which the source counts as down while the poller is idle. An idle poller updates
-/// its call state every second.
-const DOWN_IDLE: Duration = Duration::from_millis(2500);
+/// Time without a change of the call state after which the source counts as down while the poller should have ended its sleep.
+const DOWN_IDLE: Duration = Duration::from_millis(1500);
 /// Age of the poller's records that shows that the daemon was stopped (ns). Normally the records are written within 220 ms.
 const STOPPED_NS: u64 = SECOND * 3 / 10;
 /// Pause in which agents' records are read first, before NVML records older than [`STOPPED_NS`] are translated.
@@ -60,6 +59,8 @@ const AGENTS_AGAIN: Duration = Duration::from_secs(2);
 const MAX_STUCK: usize = 4;
 /// Period over which the share of time in list calls is computed (ns).
 const SHARE_WINDOW_NS: u64 = 10 * SECOND;
+/// Minimum time between two updates of that share, and of the totals of calls (ns).
+const MIN_SHARE_NS: u64 = SECOND / 10;
 
 /// Handle of the NVML source. Clones share the source, which ends when the last one is dropped.
 #[derive(Debug, Clone)]
@@ -282,10 +283,8 @@ impl Watch {
     /// Reads a poller, and those that replace it, until the current one ends, hangs or writes invalid data, or the source ends.
     async fn read(&mut self, mut poller: Poller) -> PollerEnd {
         let tick = (self.settings.call_timeout / 4).clamp(Duration::from_millis(10), BEAT);
-        let mut ticks = if tick < BEAT { interval(tick) } else { beats(1) };
-        if tick < BEAT {
-            ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        }
+        let mut timer = BeatTimer::new();
+        timer.set_tick(tick, Duration::ZERO);
         let end = loop {
             tokio::select! {
                 read = poller.stdout.read_buf(&mut poller.unread) => {
@@ -295,6 +294,13 @@ impl Watch {
                     if !self.take_unread(&mut poller).await {
                         break PollerEnd::Malformed;
                     }
+                    self.update_counters();
+                    if self.is_well() {
+                        // The next frames come after the poller's sleep, or later because it collects samples.
+                        let wait = poller.call_state.sleeps_for(now_ns());
+                        timer.set_tick(tick, wait.max(Duration::from_nanos(FLUSH_NS)));
+                    }
+                    share_wake_up();
                 }
                 opened = read_next(&mut self.next) => {
                     if let Some(next) = self.next.take().filter(|_| opened) {
@@ -311,8 +317,10 @@ impl Watch {
                     let Some(command) = command else { break PollerEnd::Done };
                     self.note(command);
                     poller.send(command).await;
+                    // The command ends the poller's sleep.
+                    timer.set_tick(tick, Duration::ZERO);
                 }
-                _ = ticks.tick() => {
+                () = timer.expired() => {
                     let stalled = poller.call_state.stalled_for(tick);
                     let call = poller.call_state.call();
                     self.note_stall(stalled, call);
@@ -336,6 +344,8 @@ impl Watch {
                     }
                     self.update_counters();
                     self.send().await; // records of what changed in this tick
+                    let sleep = poller.call_state.sleeps_for(now_ns());
+                    timer.set_tick(tick, if self.is_well() { sleep } else { Duration::ZERO });
                 }
             }
         };
@@ -356,6 +366,14 @@ impl Watch {
         let Some(taken) = self.translate(&poller.unread).await else { return false };
         poller.unread.drain(..taken);
         poller.unread.len() <= MAX_UNREAD
+    }
+
+    /// Returns whether only the current poller runs, and no device hangs. Otherwise each beat is used.
+    fn is_well(&self) -> bool {
+        self.stuck.is_empty()
+            && self.next.is_none()
+            && self.hung.is_empty()
+            && self.translator().status.stalled_since_ns.is_none()
     }
 
     /// Stores in the status whether no GPU is read, because the current poller is stalled or skips all GPUs.
@@ -401,6 +419,9 @@ impl Watch {
     /// Updates the call totals in the status, and the share of time in list calls.
     fn update_counters(&mut self) {
         let (now, calls) = (now_ns(), self.translator().all_totals());
+        if self.share.back().is_some_and(|(time, _)| now - time < MIN_SHARE_NS) {
+            return;
+        }
         self.share.push_back((now, calls.list_ns));
         while self.share.len() > 2 && now - self.share[1].0 >= SHARE_WINDOW_NS {
             self.share.pop_front();
