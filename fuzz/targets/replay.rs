@@ -29,6 +29,7 @@ fuzz_target!(|bytes: &[u8]| {
     let options = Options {
         release,
         settings,
+        fraction: None,
         device,
         addresses: addresses[usize::from(numbers.next()) % 3],
         returns: returns[usize::from(numbers.next()) % 3],

@@ -25,6 +25,7 @@ fn replay(requests: &Requests) {
     let options = Options {
         release: Release::LAST,
         settings: Settings::default(),
+        fraction: None,
         device: Device { total_bytes: 1 << 48, other_bytes: 0 },
         addresses: SegmentAddresses::LowestFree,
         returns: EventReturn::AsRecorded,

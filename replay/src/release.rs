@@ -117,7 +117,8 @@ pub struct Rules {
     pub user_pools_release: bool,
     /// How a fraction of the device's memory is rounded to bytes.
     pub fraction: Fraction,
-    /// Whether `expandable_segments_reserve` and `expandable_segments_reserve_by_class` exist (2.15).
+    /// Whether `expandable_segments_reserve` and `expandable_segments_reserve_by_class` exist (2.15). With them, a request that is larger
+    /// than the address range of an expandable segment fails at once; before, each such request left an unused range.
     pub has_reserve_keys: bool,
     /// Whether `release_lock_on_cudamalloc` and keys that begin with `pinned_` exist (2.2).
     pub has_release_lock_key: bool,

@@ -29,6 +29,9 @@ pub struct Options {
     pub release: Release,
     /// Settings of the allocator.
     pub settings: Settings,
+    /// Fraction of the device's memory that `set_per_process_memory_fraction` has set before the first event. It overrides that of
+    /// the settings, except for `throw_on_cudamalloc_oom`.
+    pub fraction: Option<f64>,
     /// Size of the device, and the bytes in use outside the allocator.
     pub device: Device,
     /// How the driver chooses addresses of segments; affects results only up to release 2.11.
@@ -57,11 +60,12 @@ pub struct Replay {
 impl Replay {
     /// Starts a replay on an empty device.
     pub fn new(options: Options) -> Self {
-        let Options { release, settings, device, addresses, returns } = options;
+        let Options { release, settings, fraction, device, addresses, returns } = options;
+        let fraction = fraction.or(settings.fraction);
         let model = match settings.backend {
-            Backend::CudaMallocAsync => Model::DriverPool(DriverPool::new(device, settings.fraction)),
+            Backend::CudaMallocAsync => Model::DriverPool(DriverPool::new(device, fraction)),
             Backend::Native => Model::Native {
-                allocator: Box::new(Allocator::new(release.rules(), settings, device, addresses)),
+                allocator: Box::new(Allocator::new(release.rules(), settings, fraction, device, addresses)),
                 live: HashMap::default(),
                 returns,
             },

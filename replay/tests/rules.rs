@@ -12,6 +12,7 @@ fn options(text: &str, minor: u16) -> Options {
     Options {
         release,
         settings: Settings::parse(text, release).expect("a valid text"),
+        fraction: None,
         device: Device { total_bytes: 1024 * MIB, other_bytes: 0 },
         addresses: SegmentAddresses::LowestFree,
         returns: EventReturn::AsRecorded,
@@ -65,6 +66,29 @@ fn expandable_segments_map_what_is_missing() {
         (60 * MIB, 0),
         "a page that is used in part stays"
     );
+}
+
+#[test]
+fn request_beyond_a_range_leaves_unused_ranges_up_to_2_14() {
+    let beyond = Event::Request { id: 9, bytes: 2048 * MIB, stream: 0, pool: 0, has_failed: true };
+    let empty = Event::EmptyCache { pool: None };
+    // The first range ends. Up to 2.14, the second failure leaves a range at its place, below the range of request 2, so the pages of
+    // the requests 2 and 3 are apart.
+    let first = [request(1, 20 * MIB), beyond.clone(), free(1), empty];
+    let rest = [request(2, 20 * MIB), beyond, request(3, 20 * MIB), free(2), free(3), request(4, 40 * MIB)];
+    let events = [&first[..], &rest].concat();
+    let mappings = |minor| run(options("expandable_segments:True", minor), &events).device_allocs;
+    assert_eq!((mappings(15), mappings(14)), (3, 4));
+}
+
+#[test]
+fn fraction_of_the_program_does_not_change_what_is_rejected() {
+    let text = "per_process_memory_fraction:0.5,throw_on_cudamalloc_oom:True";
+    let events = [request(1, 400 * MIB), free(1), request(2, 500 * MIB)];
+    let figures = run(Options { fraction: Some(0.9), ..options(text, 15) }, &events);
+    assert_eq!((figures.ooms, figures.retries), (1, 0), "rejected above the fraction of the text");
+    let figures = run(options(text, 15), &events);
+    assert_eq!((figures.ooms, figures.retries), (0, 1), "released first");
 }
 
 #[test]

@@ -47,6 +47,10 @@ pub(crate) const PROGRAMS: [Program; 18] = [
     program(WITH_THREADS),
 ];
 
+/// Programs whose requests are compared in a test of their own: they catch errors, or change the limit, which a recording does not
+/// have.
+pub(crate) const WITH_LIMITS: [&str; 2] = ["retried", "fractions"];
+
 /// Returns the programs that a release can run.
 pub(crate) fn programs(release: Release) -> impl Iterator<Item = &'static Program> {
     PROGRAMS.iter().filter(move |program| Release::new(program.since) <= release)

@@ -416,8 +416,46 @@ def mempools():
     churn(100)
 
 
+def retried():
+    """Requests more than the device has, catches the error, and requests less, as a search for a batch size does."""
+    chosen = random.Random(20)
+    held = [take(1)]
+    for number in range(6):
+        size = 1 << 36
+        while True:
+            try:
+                held.append(take(size))
+                break
+            except torch.cuda.OutOfMemoryError:
+                size //= 4
+                if number % 2:
+                    torch.cuda.empty_cache()
+        for _ in range(60):
+            held.append(take(int(2 ** chosen.uniform(9, 25))))
+            if chosen.random() < 0.5:
+                held.pop(chosen.randrange(len(held)))
+        keep_below(held, 700 * MIB)
+
+
+def fractions():
+    """Sets the fraction of the device that it may use again and again, but none above that of the setting."""
+    chosen = random.Random(21)
+    held = []
+    for share in [0.06, 0.042, 1.0, 0.05]:
+        mark("fraction", share)
+        torch.cuda.set_per_process_memory_fraction(min(share, MOST))
+        for _ in range(300):
+            if held and chosen.random() < 0.45:
+                held.pop(chosen.randrange(len(held)))
+            else:
+                held.append(take(chosen.choice([30_000, 700_000, 3 * MIB, 12 * MIB, 25 * MIB, 41 * MIB]) + chosen.randrange(4000)))
+            keep_below(held, 400 * MIB)
+
+
+# Fraction of the device that the setting allows.
+MOST = 1.0
 PROGRAMS = [gpt, checkpointed, fragmenting, resnet, recurrent, experts, adversarial, graphs, streams, loader, generate, lora, hostile, edges, crossing,
-            captures, mempools, threads]
+            captures, mempools, retried, fractions, threads]
 
 
 def asked(history):
@@ -446,7 +484,7 @@ def asked(history):
             yield ["return", entry["addr"]]
         elif action == "snapshot":
             what = next(marks, ("end",))
-            if what[0] in ("empty", "others", "pool", "gone"):
+            if what[0] in ("empty", "others", "pool", "gone", "fraction"):
                 yield list(what)
             elif what[0] == "scope":
                 scopes.append(what[1:])
@@ -459,6 +497,8 @@ def asked(history):
 def child(program, label, text, fraction, taken, device):
     os.environ |= {"PYTORCH_CUDA_ALLOC_CONF": text, "CUDA_VISIBLE_DEVICES": str(device)}
     if fraction:
+        global MOST
+        MOST = fraction
         torch.cuda.set_per_process_memory_fraction(fraction)
     has_history = torch.cuda.get_allocator_backend() == "native"
     if has_history:

@@ -17,25 +17,30 @@ pub enum SegmentAddresses {
 
 /// Alignment of segments in bytes.
 const ALIGN: u64 = 2 << 20;
-/// Lowest address of segments. Address ranges of expandable segments begin at `RANGES`.
-const BASE: u64 = 1 << 40;
+/// Lowest address of segments, and of the address ranges of expandable segments.
+const SEGMENTS: u64 = 1 << 40;
 const RANGES: u64 = 1 << 50;
 
 #[derive(Clone, Debug)]
 pub(crate) struct AddressSpace {
     choice: SegmentAddresses,
     next: u64,
-    next_range: u64,
     /// Free address ranges below `next`: first address and length in bytes.
     free: BTreeMap<u64, u64>,
 }
 
 impl AddressSpace {
-    pub(crate) fn new(choice: SegmentAddresses) -> Self {
-        AddressSpace { choice, next: BASE, next_range: RANGES, free: BTreeMap::new() }
+    pub(crate) fn of_segments(choice: SegmentAddresses) -> Self {
+        AddressSpace { choice, next: SEGMENTS, free: BTreeMap::new() }
     }
 
-    pub(crate) fn segment(&mut self, bytes: u64) -> u64 {
+    /// Returns the space from which expandable segments reserve their ranges.
+    pub(crate) fn of_ranges(choice: SegmentAddresses) -> Self {
+        AddressSpace { choice, next: RANGES, free: BTreeMap::new() }
+    }
+
+    /// Returns the address of a new segment or range.
+    pub(crate) fn take(&mut self, bytes: u64) -> u64 {
         let bytes = bytes.next_multiple_of(ALIGN);
         match self.choice {
             SegmentAddresses::Falling => {
@@ -71,11 +76,5 @@ impl AddressSpace {
             bytes += length;
         }
         self.free.insert(address, bytes);
-    }
-
-    /// Returns the first address of a new range of `bytes` for an expandable segment.
-    pub(crate) fn range(&mut self, bytes: u64) -> u64 {
-        self.next_range += bytes;
-        self.next_range - bytes
     }
 }

@@ -12,7 +12,7 @@ impl Allocator {
 
     /// Makes a free block of at least the wanted size by mapping pages after a free block, or at the begin of unmapped memory.
     pub(super) fn expand(&mut self, wanted: &Wanted) -> Option<Number> {
-        let mut block = self.room_to_expand(wanted);
+        let mut block = self.room_to_expand(wanted)?;
         if self.blocks[block].state == State::Unmapped {
             self.map(block, self.blocks[block].bytes.min(wanted.bytes))?;
         }
@@ -25,8 +25,9 @@ impl Allocator {
         Some(block)
     }
 
-    /// Returns the first of adjacent free and unmapped blocks that together suffice. Reserves a new range if there are none.
-    fn room_to_expand(&mut self, wanted: &Wanted) -> Number {
+    /// Returns the first of adjacent free and unmapped blocks that together suffice. Reserves a new range if there are none; returns
+    /// `None` if the release refuses a request that is larger than a range.
+    fn room_to_expand(&mut self, wanted: &Wanted) -> Option<Number> {
         let is_usable = |number: Number| {
             number != NONE && matches!(self.blocks[number].state, State::Free | State::Unmapped)
         };
@@ -40,15 +41,18 @@ impl Allocator {
                 block = self.blocks[block].right;
             }
             if bytes >= wanted.bytes {
-                return first;
+                return Some(first);
             }
         }
         let total = self.device.total_bytes;
         let bytes = (total + total / 8).next_multiple_of(self.page(wanted.pool));
-        let address = self.addresses.range(bytes);
+        if wanted.bytes > bytes && self.rules.has_reserve_keys {
+            return None;
+        }
+        let address = self.ranges.take(bytes);
         let block = self.begin_segment(wanted, address, bytes, State::Unmapped);
         self.insert_unmapped(block);
-        block
+        Some(block)
     }
 
     /// Maps pages for `bytes` at the begin of an unmapped block. Returns `None` if the device lacks the memory.

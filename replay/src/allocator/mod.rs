@@ -57,15 +57,22 @@ pub(crate) struct Allocator {
     scopes: Vec<PoolId>,
     /// Blocks that were freed but that other streams may still use, in the order of their frees.
     pending: Vec<(RequestId, Number)>,
+    /// Addresses of segments that are not expandable, and address ranges of those that are.
     addresses: AddressSpace,
+    ranges: AddressSpace,
     /// Number of blocks and segments created so far.
     made: u64,
     pub(crate) figures: Figures,
 }
 
 impl Allocator {
-    pub(crate) fn new(rules: Rules, settings: Settings, device: Device, addresses: SegmentAddresses) -> Self {
-        let fraction = settings.fraction;
+    pub(crate) fn new(
+        rules: Rules,
+        settings: Settings,
+        fraction: Option<f64>,
+        device: Device,
+        addresses: SegmentAddresses,
+    ) -> Self {
         let mut allocator = Allocator {
             rules,
             settings,
@@ -78,7 +85,8 @@ impl Allocator {
             pair_of: [(0, 0)].into_iter().collect(),
             scopes: Vec::new(),
             pending: Vec::new(),
-            addresses: AddressSpace::new(addresses),
+            addresses: AddressSpace::of_segments(addresses),
+            ranges: AddressSpace::of_ranges(addresses),
             made: 0,
             figures: Figures::default(),
         };
@@ -291,7 +299,7 @@ impl Allocator {
         self.figures.reserved.add(bytes);
         self.figures.segments.add(1);
         self.figures.device_allocs += 1;
-        let address = self.addresses.segment(bytes);
+        let address = self.addresses.take(bytes);
         Some(self.begin_segment(wanted, address, bytes, State::Free))
     }
 

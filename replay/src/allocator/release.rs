@@ -65,9 +65,8 @@ impl Allocator {
     pub(super) fn end_segment(&mut self, number: Number) {
         let (segment, pair) = (self.blocks[number].segment, self.blocks[number].pool.pair);
         let range = &self.segments[segment];
-        if !range.is_expandable {
-            self.addresses.give_back(range.address, range.bytes);
-        }
+        let space = if range.is_expandable { &mut self.ranges } else { &mut self.addresses };
+        space.give_back(range.address, range.bytes);
         self.segments.remove(segment);
         self.blocks.remove(number);
         self.pairs[pair].segments -= 1;

@@ -77,6 +77,7 @@ pub fn run() {
         let options = Options {
             release,
             settings: Settings::parse(text, release).expect("a valid text"),
+            fraction: None,
             device: Device { total_bytes: 80 << 30, other_bytes: 0 },
             addresses: SegmentAddresses::default(),
             returns: EventReturn::default(),

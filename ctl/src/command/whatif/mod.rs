@@ -70,14 +70,11 @@ impl<'a> Answer<'a> {
     fn new(recorded: &Recorded, release: Release, args: &'a WhatIf) -> Result<Self> {
         let set = args.set.join(",");
         let base = merged(&recorded.own.text, &set);
-        let parse = |text: &str| {
-            let settings = Settings::parse(text, release);
-            let fraction = args.memory_fraction;
-            settings.map(|settings| Settings { fraction: fraction.or(settings.fraction), ..settings })
-        };
-        let settings = parse(&base).map_err(|error| Kind::Usage.error(format!("--set: {error}")))?;
+        let fraction = args.memory_fraction;
+        let settings =
+            Settings::parse(&base, release).map_err(|error| Kind::Usage.error(format!("--set: {error}")))?;
         let name = if set.is_empty() { "recorded settings" } else { &set };
-        let changed = Trial::new(name.to_owned(), base.clone(), settings);
+        let changed = Trial::new(name.to_owned(), base.clone(), settings).with_fraction(fraction);
         let dropped = args.drop.iter().map(|name| (name, 0.0));
         let scales = dropped.chain(args.scale.iter().map(|(name, factor)| (name, *factor)));
         let model = |(name, factor): (&'a String, f64)| {
@@ -89,7 +86,7 @@ impl<'a> Answer<'a> {
             trials.push(changed);
         }
         if set.is_empty() || args.sweep {
-            trials.extend(sweep(&base, &set, parse));
+            trials.extend(sweep(&base, &set, release, fraction));
         }
         recorded.replay(&mut trials, release, args.device_memory)?;
         trials.sort_by_key(Trial::rank);
@@ -104,7 +101,7 @@ pub(crate) fn replay(target: &Path, pid: Option<u32>, store: &StorePath) -> Resu
     let mut recorded = devices.swap_remove(0);
     let base = recorded.own.text.clone();
     let settings = Settings::parse(&base, release)?;
-    let mut trials: Vec<Trial> = sweep(&base, "", |text| Settings::parse(text, release)).collect();
+    let mut trials: Vec<Trial> = sweep(&base, "", release, None).collect();
     recorded.replay(&mut trials, release, None)?;
     trials.sort_by_key(Trial::rank);
     let mut streams = BTreeSet::new();
@@ -132,13 +129,9 @@ fn variable(release: Release) -> &'static str {
     if release >= Release::new(10) { "PYTORCH_ALLOC_CONF" } else { "PYTORCH_CUDA_ALLOC_CONF" }
 }
 
-/// Returns the trials of a sweep. `set` are the user's settings, which `base` has, too. Settings that `parse` refuses are not tried,
-/// because the release does not have them; neither are settings without effect.
-fn sweep<E>(
-    base: &str,
-    set: &str,
-    parse: impl Fn(&str) -> Result<Settings, E>,
-) -> impl Iterator<Item = Trial> {
+/// Returns the trials of a sweep. `set` are the user's settings, which `base` has, too. Settings that the release does not have are
+/// not tried; neither are settings without effect.
+fn sweep(base: &str, set: &str, release: Release, fraction: Option<f64>) -> impl Iterator<Item = Trial> {
     // The settings have no effect beside another backend.
     let native = |text: &str| {
         let parts = parts(text).into_iter().filter(|part| !part.trim_start().starts_with("backend:"));
@@ -147,9 +140,10 @@ fn sweep<E>(
     let (base, set) = (native(base), native(set));
     SWEEP.into_iter().filter_map(move |text| {
         let merged = merged(&base, text);
-        let settings = parse(&merged).ok().filter(|settings| settings.backend == Backend::Native)?;
-        let is_collected = settings.collection_threshold == 0.0 || settings.fraction.is_some();
-        is_collected.then(|| Trial::new(join(&set, text), merged, settings))
+        let settings =
+            Settings::parse(&merged, release).ok().filter(|settings| settings.backend == Backend::Native)?;
+        let is_collected = settings.collection_threshold == 0.0 || fraction.or(settings.fraction).is_some();
+        is_collected.then(|| Trial::new(join(&set, text), merged, settings).with_fraction(fraction))
     })
 }
 

@@ -22,6 +22,8 @@ pub(super) struct Trial {
     /// All settings, as text.
     pub(super) text: String,
     settings: Settings,
+    /// Fraction that `set_per_process_memory_fraction` sets.
+    fraction: Option<f64>,
     pub(super) figures: Figures,
     /// Number of the event at which the replay ended: a request that failed only in the replay, or only in the recorded program.
     pub(super) ended_at: Option<usize>,
@@ -32,7 +34,12 @@ pub(super) struct Trial {
 
 impl Trial {
     pub(super) fn new(changes: String, text: String, settings: Settings) -> Self {
-        Trial { changes, text, settings, figures: Figures::default(), ended_at: None, ends: None }
+        let (fraction, figures) = (None, Figures::default());
+        Trial { changes, text, settings, fraction, figures, ended_at: None, ends: None }
+    }
+
+    pub(super) fn with_fraction(self, fraction: Option<f64>) -> Self {
+        Trial { fraction, ..self }
     }
 
     /// Returns whether a request failed for lack of memory.
@@ -99,6 +106,7 @@ impl Trial {
         let mut replay = Replay::new(Options {
             release,
             settings: self.settings.clone(),
+            fraction: self.fraction,
             device: Device { total_bytes, other_bytes: 0 },
             addresses: SegmentAddresses::LowestFree,
             returns,
