@@ -16,7 +16,7 @@ fuzz_target!(|bytes: &[u8]| {
     // Two pieces, so that the second may begin with a state.
     let pieces: Vec<Vec<u8>> = bytes.splitn(2, |byte| *byte == 0xff).map(<[u8]>::to_vec).collect();
     let limit = FIXED + bytes.len() * PER_BYTE;
-    let Ok(devices) = bounded(limit, || kept_requests(&pieces, Path::new("r7"), None)) else { return };
+    let Ok(devices) = bounded(limit, || kept_requests(&pieces, Path::new("r7"), None, true)) else { return };
     devices.iter().for_each(replay);
 });
 

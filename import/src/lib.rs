@@ -12,6 +12,7 @@ mod nvidia_smi;
 mod objects;
 pub mod recorded;
 mod reread;
+pub mod roles;
 mod tbd_analysis;
 pub mod tbd_log;
 mod tbd_mem_csv;

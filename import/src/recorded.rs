@@ -3,6 +3,7 @@
 //! The records become entries like those of PyTorch's own history (torch_snapshot/model.rs), and so have the same rules. A block
 //! states its request, if the agent could read it ([`Request`]). Otherwise the size of the block stands for it, and is counted.
 
+use crate::roles::RoleCollector;
 use crate::torch_snapshot::model::{Action, Block, Event as Entry};
 use crate::torch_snapshot::{self, Requests};
 use gpumem_ledger::{Origin, ProcessKey};
@@ -10,8 +11,8 @@ use gpumem_model::units::plural;
 use gpumem_runs::builder::Sink;
 use gpumem_runs::input::{Error, Input};
 use gpumem_runs::recording;
-use gpumem_runs::requests::{POOL_NAME, allocator_settings};
-use gpumem_wire::{Body, Flags, FreeState, PoolOwner, Record, Request, Stamp};
+use gpumem_runs::requests::{Damaged, POOL_NAME, allocator_settings, read_booked};
+use gpumem_wire::{Body, Flags, FreeState, PoolOwner, Record, Request, Role, Stamp};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
 use std::sync::Arc;
@@ -23,13 +24,18 @@ const MAX_BYTES: u64 = 1 << 48;
 pub use gpumem_runs::recording::looks_like;
 
 /// Reads what a process requested from PyTorch's allocator, for each of its devices, the one with the most requests first; with
-/// `device`, for this one only. Without `pid`, the process with the most requests on one device counts.
+/// `device`, for this one only. Without `pid`, the process with the most requests on one device counts. `has_roles`: whether the roles
+/// of memory are read, too, which takes longer.
 ///
 /// # Errors
 /// Those of [`recording::read`]. [`Error::Unsuitable`] if there are no such requests, or if records are missing between them.
-pub fn requests(input: Input, pid: Option<u32>, device: Option<u8>) -> Result<Vec<Requests>, Error> {
+pub fn requests(
+    input: Input,
+    (pid, device): (Option<u32>, Option<u8>),
+    has_roles: bool,
+) -> Result<Vec<Requests>, Error> {
     let path = input.path.clone();
-    let mut programs = Programs::default();
+    let mut programs = Programs { roles: has_roles.then(RoleCollector::new), ..Programs::default() };
     recording::read(input, &mut programs)?;
     programs.requests(pid, device).map_err(|what| Error::Unsuitable { path, what })
 }
@@ -39,11 +45,25 @@ pub fn requests(input: Input, pid: Option<u32>, device: Option<u8>) -> Result<Ve
 ///
 /// # Errors
 /// [`Error::Unsuitable`] as in [`requests`], or if the stream is damaged.
-pub fn kept_requests(pieces: &[Vec<u8>], name: &Path, device: Option<u8>) -> Result<Vec<Requests>, Error> {
-    let mut programs = Programs::default();
+pub fn kept_requests(
+    pieces: &[Vec<u8>],
+    name: &Path,
+    device: Option<u8>,
+    has_roles: bool,
+) -> Result<Vec<Requests>, Error> {
     let key = ProcessKey { pid: 0, start_ticks: 0 };
-    let read = gpumem_runs::requests::read(pieces.iter().map(Vec::as_slice), key, &mut programs);
-    let requests = read.map_err(|damage| damage.to_string()).and_then(|()| programs.requests(None, device));
+    let pieces = || pieces.iter().map(Vec::as_slice);
+    let read = || {
+        let mut programs = Programs::default();
+        gpumem_runs::requests::read(pieces(), key, &mut programs)?;
+        if has_roles {
+            read_booked(pieces(), key, programs.roles.insert(RoleCollector::new()))?;
+        }
+        Ok(programs)
+    };
+    let programs: Result<Programs, Damaged> = read();
+    let requests =
+        programs.map_err(|damage| damage.to_string()).and_then(|programs| programs.requests(None, device));
     requests.map_err(|what| Error::Unsuitable { path: name.into(), what })
 }
 
@@ -53,6 +73,8 @@ struct Live {
     stream: u32,
     pool: u32,
     tag: u32,
+    /// Number of the block in the process, from 0.
+    number: usize,
     is_pending: bool,
 }
 
@@ -70,6 +92,8 @@ struct Segment {
 struct History {
     device: u8,
     entries: Vec<Entry>,
+    /// Indices in `entries`, and the numbers of the blocks that these are about.
+    numbers: Vec<(usize, usize)>,
     live: HashMap<u64, Live>,
     segments: BTreeMap<u64, Segment>,
     /// Ids of private pools, by their numbers in the recording. A number is used again after its pool has ended.
@@ -136,7 +160,7 @@ impl History {
         }
     }
 
-    fn allocate(&mut self, stamp: &Stamp, address: u64, bytes: u64) {
+    fn allocate(&mut self, stamp: &Stamp, address: u64, bytes: u64, number: usize) {
         if self.live.get(&address).is_some_and(|live| live.seq == stamp.seq) || bytes > MAX_BYTES {
             return; // restated, or repeated after a resync
         }
@@ -147,13 +171,14 @@ impl History {
         let bytes = bytes.saturating_sub(unused);
         self.requests += 1;
         self.unknown += u64::from(request.is_none());
-        let live = Live { seq: stamp.seq, bytes, stream, pool, tag: stamp.tag, is_pending: false };
+        let live = Live { seq: stamp.seq, bytes, stream, pool, tag: stamp.tag, number, is_pending: false };
         self.live.insert(address, live);
         if let Some((_, segment)) = self.segments.range_mut(..=address).next_back() {
             segment.pool = pool;
         }
         if !is_older(stamp) {
             (self.last_stream, self.is_refused) = (stream, false);
+            self.numbers.push((self.entries.len(), number));
             let entry = self.push(Action::Alloc, stamp, address, bytes);
             (entry.stream, entry.pool, entry.frames) = (stream, pool, stamp.tag);
         }
@@ -184,6 +209,7 @@ impl History {
             ..Entry::default()
         };
         if !was_pending {
+            self.numbers.push((self.entries.len(), live.number));
             self.entries.push(Entry { action: Action::FreeRequested, ..entry });
         }
         if state != FreeState::Pending {
@@ -200,12 +226,18 @@ impl History {
         (entry.stream, entry.frames) = (stream, stamp.tag);
     }
 
-    fn requests(self, settings: &str, names: Arc<HashMap<u32, String>>) -> Requests {
+    /// `roles`: those of blocks, by their numbers.
+    fn requests(mut self, settings: &str, names: Arc<HashMap<u32, String>>, roles: &[Role]) -> Requests {
+        let role = |number: usize| roles.get(number).copied().unwrap_or_default();
+        for (index, number) in self.numbers {
+            self.entries[index].role = role(number);
+        }
         let block = |(address, live): (u64, Live)| Block {
             address,
             requested: live.bytes,
             stream: live.stream,
             frames: live.tag,
+            role: role(live.number),
             ..Block::default()
         };
         let history = torch_snapshot::History {
@@ -244,6 +276,8 @@ struct Program {
     last_seq: u64,
     /// Number of missing records.
     missing: u64,
+    /// Number of blocks so far.
+    blocks: usize,
 }
 
 impl Program {
@@ -286,8 +320,9 @@ impl Program {
             }
             Body::BlockAlloc { address, bytes, pool, .. } => {
                 if let Some(history) = self.pools.get_mut(&pool) {
-                    history.allocate(stamp, address, bytes);
+                    history.allocate(stamp, address, bytes, self.blocks);
                 }
+                self.blocks += 1;
             }
             Body::BlockFree { address, pool, state } => {
                 if let Some(history) = self.pools.get_mut(&pool) {
@@ -317,7 +352,7 @@ impl Program {
     /// Notes the program that begins; a process may run several, one after the other.
     fn begin(&mut self, instance: u16, claims: &str) {
         if instance != self.instance {
-            *self = Program { instance, ..Program::default() };
+            *self = Program { instance, blocks: self.blocks, ..Program::default() };
         }
         self.settings = allocator_settings(claims).to_owned();
     }
@@ -327,11 +362,12 @@ impl Program {
 #[derive(Default)]
 struct Programs {
     of: BTreeMap<ProcessKey, Program>,
+    roles: Option<RoleCollector>,
 }
 
 impl Programs {
     /// Returns the requests of one process on each of its devices, or the reason why there are none.
-    fn requests(self, pid: Option<u32>, device: Option<u8>) -> Result<Vec<Requests>, String> {
+    fn requests(mut self, pid: Option<u32>, device: Option<u8>) -> Result<Vec<Requests>, String> {
         let is_wanted = |key: &ProcessKey| pid.is_none_or(|pid| key.pid == pid);
         let found = self.of.into_iter().filter(|(key, _)| is_wanted(key));
         let histories = found.filter_map(|(key, mut program)| {
@@ -352,9 +388,10 @@ impl Programs {
             ));
         }
         let names = Arc::new(program.tags);
+        let roles = self.roles.as_mut().map(|roles| roles.of(key)).unwrap_or_default();
         let used = histories.into_iter().filter(|history| history.requests > 0 || most == 0);
         let mut devices: Vec<Requests> =
-            used.map(|history| history.requests(&program.settings, Arc::clone(&names))).collect();
+            used.map(|history| history.requests(&program.settings, Arc::clone(&names), &roles)).collect();
         Requests::sort(&mut devices);
         Ok(devices)
     }
@@ -362,6 +399,9 @@ impl Programs {
 
 impl Sink for Programs {
     fn observe(&mut self, origin: Origin, record: &Record<'_>) {
+        if let Some(roles) = &mut self.roles {
+            roles.observe(origin, record);
+        }
         if let Origin::Process(key) = origin {
             self.of.entry(key).or_default().observe(&record.stamp, &record.body);
         }
@@ -548,6 +588,39 @@ mod tests {
         let requests = recording.requests().expect("a recording");
         let ends = [Event::PoolEnds { pool: 1 }, Event::EmptyCache { pool: Some(1) }];
         assert_eq!(requests.events[requests.events.len() - 2..], ends);
+    }
+
+    #[test]
+    fn requests_have_the_roles_of_their_blocks() {
+        let mut recording = Recording::new();
+        recording.programs.roles = Some(RoleCollector::new());
+        let block = |recording: &mut Recording, address, use_as| {
+            recording.say(Stamp::default(), Body::BlockAlloc { address, bytes: 512, pool: 3, use_as });
+            recording.seq
+        };
+        recording.segment(BASE, 2 * MIB);
+        let weight = block(&mut recording, BASE, (Role::Unknown, Phase::Setup));
+        let use_as = (Role::Parameter, Phase::Unknown);
+        recording.say(Stamp::default(), Body::Retag { address: BASE, block_seq: weight, pool: 3, use_as });
+        // One block is freed within the forward pass, the other one after the begin of the backward pass.
+        for address in [BASE + 512, BASE + 1024] {
+            block(&mut recording, address, (Role::Unknown, Phase::Forward));
+        }
+        recording.free(BASE + 512);
+        block(&mut recording, BASE + 1536, (Role::Unknown, Phase::Backward));
+        recording.free(BASE + 1024);
+        // The agent begins anew with the state.
+        let stamp = Stamp { flags: Flags::RESTATED, seq: weight, ..Stamp::default() };
+        let weight = Body::BlockAlloc { address: BASE, bytes: 512, pool: 3, use_as };
+        recording.write(stamp, weight);
+        let requests = recording.requests().expect("a recording");
+        let of = |role| -> Vec<usize> {
+            let is_request = |number: &usize| matches!(requests.events[*number], Event::Request { .. });
+            let all = requests.of_role(role).into_iter().zip(0..);
+            all.filter_map(|(is_it, number)| is_it.then_some(number)).filter(is_request).collect()
+        };
+        assert_eq!((of(Role::Parameter), of(Role::Activation)), (vec![0], vec![2]));
+        assert_eq!(requests.bytes_of_roles()["parameter"], 512);
     }
 
     #[test]

@@ -21,7 +21,7 @@ use gpumem_model::parameters::Parameters;
 use gpumem_model::program_data;
 use gpumem_model::run::{DeviceReading, Program};
 use gpumem_model::timeline::Timeline;
-use gpumem_wire::{Body, ClockKind, Reading, Record, Stamp};
+use gpumem_wire::{Body, ClockKind, Reading, Record, Role, Stamp};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::hint::black_box;
@@ -72,6 +72,8 @@ pub struct Ledger {
     pub(crate) quotas: Quotas,
     /// Whether processes keep their last blocks.
     keeps_blocks: bool,
+    /// Whether later processes keep the roles of their freed blocks.
+    keeps_roles: bool,
 }
 
 impl Ledger {
@@ -137,6 +139,7 @@ impl Ledger {
                 let max_spans = if is_of_file { MAX_SPANS_OF_FILE } else { MAX_SPANS };
                 let mut process = Process::new(key, window_ns, max_spans);
                 process.holdings.block_ring = self.keeps_blocks.then(Box::default);
+                process.holdings.freed_roles = self.keeps_roles.then(Vec::new);
                 self.processes.push(process);
                 self.by_key.insert(key, self.processes.len() - 1);
                 self.processes.len() - 1
@@ -415,6 +418,18 @@ impl Ledger {
     /// Lets each later process keep its last blocks, in at most 4 MiB.
     pub fn keep_blocks(&mut self) {
         self.keeps_blocks = true;
+    }
+
+    /// Lets each later process keep the roles of its freed blocks, until [`take_roles`](Self::take_roles) takes them.
+    pub fn keep_roles(&mut self) {
+        self.keeps_roles = true;
+    }
+
+    /// Returns the roles of the blocks that a process has freed since the last call; with `live`, also those of its live blocks. A
+    /// block is named by the number of the record that made it, and may be returned twice.
+    pub fn take_roles(&mut self, key: ProcessKey, live: bool) -> Vec<(u64, Role)> {
+        let index = self.by_key.get(&key).copied();
+        index.map(|index| self.processes[index].holdings.take_roles(live)).unwrap_or_default()
     }
 
     /// Returns the last blocks of an account, by its index in [`ProcessView::accounts`](crate::ProcessView).

@@ -30,6 +30,12 @@ pub trait Sink {
     fn figures(&mut self, _figures: SnapshotFigures) {}
 }
 
+impl<S: Sink> Sink for &mut S {
+    fn observe(&mut self, origin: Origin, record: &Record<'_>) {
+        (**self).observe(origin, record);
+    }
+}
+
 /// Passes records to a ledger, keeps the series of each process, and makes runs.
 #[derive(Debug)]
 pub struct RunBuilder {

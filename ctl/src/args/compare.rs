@@ -210,7 +210,7 @@ pub(crate) struct WhatIf {
     /// Fraction of --device-memory that PyTorch may use, as with torch.cuda.set_per_process_memory_fraction() [default: all]
     #[arg(long, value_name = "FRACTION", value_parser = typed::fraction, requires = "device_memory")]
     pub memory_fraction: Option<f64>,
-    /// Model of the program without memory whose name, or line of the program, contains NAME
+    /// Model of the program without memory of a role (activations), or whose name or line of the program contains NAME
     #[arg(long, value_name = "NAME")]
     pub drop: Vec<String>,
     /// Model of the program with FACTOR times as much of such memory

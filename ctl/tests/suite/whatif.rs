@@ -175,3 +175,15 @@ fn file_that_is_no_snapshot_is_refused() {
     let output = command.arg("whatif").arg(path).output().expect("gpumemctl");
     assert!(!output.status.success() && !String::from_utf8_lossy(&output.stderr).contains("panicked"));
 }
+
+#[test]
+fn name_that_no_memory_has_is_refused_with_similar_words() {
+    let snapshot = Snapshot::new("names", "", &[&[12 * MIB]]);
+    let misspelt = snapshot.error(&["--scale", "actvations=2"]);
+    assert!(misspelt.contains("\"actvations\". Did you mean activation?"), "{misspelt}");
+    let role = snapshot.error(&["--drop", "activations"]);
+    assert!(
+        role.contains("PyTorch's history has no roles") && role.contains("gpumemctl run --record"),
+        "{role}"
+    );
+}

@@ -19,6 +19,7 @@ use super::arena::{Arena, Kind, NONE, Ref};
 use super::stack::part;
 use crate::feed::Rejects;
 use gpumem_replay::Settings;
+use gpumem_wire::Role;
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::ops::Range;
@@ -58,6 +59,8 @@ pub(crate) struct Block {
     pub is_pending: bool,
     pub frames: Ref,
     pub is_host: bool,
+    /// Role of the block; only in a recording.
+    pub role: Role,
 }
 
 /// Kind of an entry in the allocator's history.
@@ -93,6 +96,8 @@ pub(crate) struct Event {
     pub frames: Ref,
     /// Text that the program attached to its allocations (`user_metadata`).
     pub metadata: Ref,
+    /// Role of the block; only in a recording.
+    pub role: Role,
 }
 
 /// Begin or end of a profiler range: a named part of the program's work.
@@ -417,6 +422,7 @@ impl Snapshot {
                 pool,
                 frames,
                 metadata,
+                role: Role::Unknown,
             });
             Ok(())
         })?;

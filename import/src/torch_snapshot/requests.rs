@@ -7,9 +7,11 @@
 use super::arena::{Arena, Ref};
 use super::model::{Action, Block, Event as Entry, Snapshot};
 use super::stack::Stacks;
+use gpumem_model::names::Named;
 use gpumem_replay::{Event, PoolId, RequestId};
+use gpumem_wire::Role;
 use std::cmp::Reverse;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 /// Requests of a program on one device, and how its allocator served them.
@@ -23,6 +25,8 @@ pub struct Requests {
     pub times_us: Vec<u64>,
     /// Python stack of each event.
     frames: Vec<Ref>,
+    /// Role of the memory of each event; empty if roles were not read.
+    roles: Vec<Role>,
     arena: Arc<Arena>,
     /// Names of memory in a recording, by their ids in `frames`; `None` for a snapshot.
     pub(crate) names: Option<Arc<HashMap<Ref, String>>>,
@@ -51,12 +55,14 @@ impl Requests {
     pub fn with_uncertain_releases(mut self) -> Self {
         let mut releases = std::mem::take(&mut self.uncertain_releases).into_iter().peekable();
         let (times_us, frames) = (std::mem::take(&mut self.times_us), std::mem::take(&mut self.frames));
+        let roles = std::mem::take(&mut self.roles);
         for (number, event) in std::mem::take(&mut self.events).into_iter().enumerate() {
             let released = releases.next_if_eq(&number).map(|_| Event::EmptyCache { pool: None });
             for event in released.into_iter().chain([event]) {
                 self.events.push(event);
                 self.times_us.push(times_us[number]);
                 self.frames.push(frames[number]);
+                self.roles.push(roles[number]);
             }
         }
         self
@@ -85,6 +91,29 @@ impl Requests {
             *known.entry(*frames).or_insert_with(find)
         };
         self.frames.iter().enumerate().map(&mut is_named).collect()
+    }
+
+    /// Returns for each event whether it is about memory of a role.
+    pub fn of_role(&self, role: Role) -> Vec<bool> {
+        self.roles.iter().map(|other| *other == role).collect()
+    }
+
+    /// Returns the bytes requested for each role, by its name; that of an unknown role is empty.
+    pub fn bytes_of_roles(&self) -> BTreeMap<&'static str, u64> {
+        let mut bytes_of = BTreeMap::new();
+        for (event, role) in self.events.iter().zip(&self.roles) {
+            if let Event::Request { bytes, .. } = event {
+                let sum: &mut u64 = bytes_of.entry(role.name().unwrap_or_default()).or_default();
+                *sum = sum.saturating_add(*bytes);
+            }
+        }
+        bytes_of
+    }
+
+    /// Returns the [places](Self::place) of the requests, without duplicates.
+    pub fn places(&self) -> BTreeSet<String> {
+        let frames: HashMap<Ref, usize> = self.frames.iter().copied().zip(0..).collect();
+        frames.into_values().filter_map(|event| self.place(event)).collect()
     }
 
     /// Returns the innermost Python line outside PyTorch that made a request, as `file.py:line(function)`; `None` without stacks.
@@ -133,11 +162,13 @@ struct Collector {
     is_refused: bool,
     time_us: u64,
     frames: Ref,
+    role: Role,
 }
 
 impl Collector {
     fn push(&mut self, event: Event) {
         self.requests.frames.push(self.frames);
+        self.requests.roles.push(self.role);
         self.requests.events.push(event);
         self.requests.times_us.push(self.time_us);
     }
@@ -219,7 +250,7 @@ fn of_history(history: History<'_>) -> Requests {
     collector.requests.settings = history.settings;
     let mut place = 0;
     while let Some(entry) = trace.get(place) {
-        (collector.time_us, collector.frames) = (entry.time_us, entry.frames);
+        (collector.time_us, collector.frames, collector.role) = (entry.time_us, entry.frames, entry.role);
         place += 1;
         match entry.action {
             Action::Alloc | Action::Oom => collector.request(entry, entry.action == Action::Oom),
@@ -268,15 +299,16 @@ fn older(collector: &mut Collector, blocks: &[Block], trace: &[Entry]) {
             _ => {}
         }
     }
-    for &Block { address, requested, stream, .. } in blocks {
+    for &Block { address, requested, stream, frames, role, .. } in blocks {
         if known.insert(address) {
-            found.push(Entry { address, bytes: requested, stream, ..Entry::default() });
+            found.push(Entry { address, bytes: requested, stream, frames, role, ..Entry::default() });
         }
     }
     found.sort_unstable_by_key(|entry| entry.address);
     let bytes = found.iter().fold(0, |sum: u64, entry| sum.saturating_add(entry.bytes));
     collector.requests.older = (found.len() as u64, bytes);
     for entry in found {
+        (collector.frames, collector.role) = (entry.frames, entry.role);
         collector.request(&entry, false);
     }
 }

@@ -200,8 +200,10 @@ impl Holdings {
         let mut row = Row { owner: NOT_LISTED, ..*row };
         let has_failed = row.seq < roles.failed_seq;
         if end == End::Removed || is_settled || is_known || has_failed {
+            self.note_role(&row, None);
             return row;
         }
+        self.note_role(&row, Some(Role::Temporary));
         // Bytes that are removed now matter only for the amounts at the peak.
         if end == End::Pending || self.books[usize::from(row.book)].live_at_peak(row.first_epoch) {
             let to = self.cells.with_role(row.cell, Role::Temporary);

@@ -88,6 +88,9 @@ pub(crate) struct Holdings {
     unsettled: u64,
     /// The last changes of live memory, if a reader of a file wants them.
     pub block_ring: Option<Box<BlockRing>>,
+    /// Numbers and roles of blocks that the program has freed since the last [`take_roles`](Self::take_roles), if a reader of a file
+    /// wants them.
+    pub freed_roles: Option<Vec<(u64, Role)>>,
 }
 
 impl Holdings {
@@ -128,6 +131,25 @@ impl Holdings {
             let now = self.own_bytes(extent, row, bytes);
             self.block_ring.iter_mut().for_each(|ring| ring.note_row(row.book, before, now));
         }
+    }
+
+    /// Notes the role of a block that the program frees.
+    #[inline]
+    pub fn note_role(&mut self, row: &Row, role: Option<Role>) {
+        if let Some(freed) = &mut self.freed_roles {
+            freed.push((row.seq, role.unwrap_or(self.cells.keys[row.cell as usize].role)));
+        }
+    }
+
+    /// Returns the numbers and roles of blocks that the program has freed since the last call; with `live`, also those of all live
+    /// blocks.
+    pub fn take_roles(&mut self, live: bool) -> Vec<(u64, Role)> {
+        let mut roles = self.freed_roles.as_mut().map(std::mem::take).unwrap_or_default();
+        if live {
+            let rows = self.pools.iter().flat_map(|pool| pool.blocks.iter().map(|(_, row)| row));
+            roles.extend(rows.map(|row| (row.seq, self.cells.keys[row.cell as usize].role)));
+        }
+        roles
     }
 
     /// Returns the own bytes of a row. A block that waits for a stream counts in the cell that it had before.

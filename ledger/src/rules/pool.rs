@@ -353,6 +353,8 @@ impl Holdings {
         if row.owner != NOT_LISTED {
             // The program's use ends here, so the role is final.
             row = self.role_at_end(Extent::Block(index, address), &row, End::Pending);
+        } else {
+            self.note_role(&row, None);
         }
         let booked = row.bytes.saturating_sub(self.carved_bytes(Extent::Block(index, address)));
         let key = CellKey { pending: true, ..self.cells.keys[row.cell as usize] };
@@ -442,6 +444,8 @@ impl Holdings {
                 &row,
                 if freed { End::Freed } else { End::Removed },
             );
+        } else {
+            self.note_role(&row, None);
         }
         let pool = &mut self.pools[index as usize];
         pool.block_bytes = pool.block_bytes.wrapping_sub(row.bytes);

@@ -211,7 +211,7 @@ const OFFERED: usize = 4;
 const LONGEST: usize = 64;
 
 /// Returns the words of `known` most similar to `word`, the best first. A word that contains the other counts as similar.
-fn nearest(word: &str, known: &[String]) -> Vec<String> {
+pub fn nearest(word: &str, known: &[String]) -> Vec<String> {
     let compared = |word: &str| -> String { plain(word).chars().take(LONGEST).collect() };
     let word = compared(word);
     let most = 1 + word.chars().count() / 3;

@@ -21,13 +21,14 @@ pub fn add_blocks<'a>(
 ) -> Result<(), Damaged> {
     let key = ProcessKey { pid: run.process.pid, start_ticks: run.process.start_ticks };
     let until_ns = window.map_or(u64::MAX, |window| window.to_ns);
-    let mut booking = Booking::new(RunBuilder::new(run.source.clone()).with_blocks(), until_ns);
+    let builder = RunBuilder::new(run.source.clone()).with_blocks();
+    let mut booking = Booking { until_ns, ..Booking::new(builder) };
     let result = read(pieces, key, &mut booking);
     let from_ns = window.filter(|window| window.part != WindowKind::At).map_or(0, |window| window.from_ns);
     // The blocks of the first state were allocated at an unknown time before it.
     let from_ns = from_ns.max(booking.state_ns);
     let shown = Window { part: WindowKind::Between, from_ns, to_ns: until_ns, exact: true };
-    for booked in booking.builder.runs(false) {
+    for booked in booking.sink.runs(false) {
         // The run may have been cut to one of several devices.
         let is_only = (run.devices.len(), booked.devices.len()) == (1, 1);
         for mut device in booked.devices {
@@ -52,10 +53,22 @@ fn has_pool_of(one: &Device, other: &Device) -> bool {
     one.details.pools.iter().any(|pool| pools.iter().any(|other| other.id == pool.id))
 }
 
+/// Reads a stream as [`read`] does, and passes numbered records, which a ledger can book.
+///
+/// # Errors
+/// [`Damaged`]; the records of the part before it have been passed.
+pub fn read_booked<'a>(
+    pieces: impl IntoIterator<Item = &'a [u8]>,
+    key: ProcessKey,
+    sink: &mut impl Sink,
+) -> Result<(), Damaged> {
+    read(pieces, key, &mut Booking::new(sink))
+}
+
 /// Passes the records of a stream to a ledger as if they were those of a process. The stream has no driver allocations, so the
 /// segments of the pools stand for them.
-struct Booking {
-    builder: RunBuilder,
+struct Booking<S> {
+    sink: S,
     /// Time in ns of the last record that is booked.
     until_ns: u64,
     is_over: bool,
@@ -70,11 +83,11 @@ struct Booking {
     devices: HashMap<u64, u8>,
 }
 
-impl Booking {
-    fn new(builder: RunBuilder, until_ns: u64) -> Self {
+impl<S: Sink> Booking<S> {
+    fn new(sink: S) -> Self {
         Booking {
-            builder,
-            until_ns,
+            sink,
+            until_ns: u64::MAX,
             is_over: false,
             state_ns: 0,
             seq: 0,
@@ -88,7 +101,7 @@ impl Booking {
     fn book(&mut self, origin: Origin, stamp: Stamp, body: Body<'_>) -> u64 {
         self.seq += 1;
         let stamp = Stamp { seq: self.seq, ..stamp };
-        self.builder.observe(origin, &Record { stamp, body });
+        self.sink.observe(origin, &Record { stamp, body });
         self.seq
     }
 
@@ -109,12 +122,12 @@ impl Booking {
     }
 }
 
-impl Sink for Booking {
+impl<S: Sink> Sink for Booking<S> {
     fn observe(&mut self, origin: Origin, record: &Record<'_>) {
         let Record { stamp, body } = *record;
         let flags = Flags(stamp.flags.0 & !Flags::RESTATED.0);
         if let Body::Tag { .. } | Body::Hello { .. } = body {
-            self.builder.observe(origin, &Record { stamp: Stamp { flags, seq: 0, ..stamp }, body });
+            self.sink.observe(origin, &Record { stamp: Stamp { flags, seq: 0, ..stamp }, body });
             return;
         }
         self.is_over |= stamp.time_ns > self.until_ns;

@@ -21,7 +21,7 @@ mod entry;
 mod read;
 mod write;
 
-pub use blocks::add_blocks;
+pub use blocks::{add_blocks, read_booked};
 pub use entry::{POOL_NAME, Piece, allocator_settings};
 pub use read::{Damaged, read};
 pub use write::{KeepLimits, RequestLog};

@@ -9,8 +9,12 @@ use crate::args::{StorePath, WhatIf};
 use crate::exit::Kind;
 use crate::output::print;
 use anyhow::Result;
+use gpumem_import::roles;
+use gpumem_import::torch_snapshot::Requests;
+use gpumem_model::escape::escape;
 use gpumem_replay::{Backend, Event, Release, Settings};
 use gpumem_report::advice;
+use gpumem_report::explain::nearest;
 use model::{Model, Scale};
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -31,14 +35,14 @@ const SWEEP: [&str; 8] = [
 
 pub(crate) fn run(args: &WhatIf) -> Result<()> {
     let place = (args.pid, args.gpu);
-    let (devices, release) = source::load(&args.target, place, args.torch, &args.store)?;
+    let changes: Vec<&String> = args.drop.iter().chain(args.scale.iter().map(|(name, _)| name)).collect();
+    let has_roles = changes.iter().any(|name| roles::named(name).is_some());
+    let (devices, release) = source::load(&args.target, place, args.torch, (&args.store, has_roles))?;
     let answers = devices.iter().map(|recorded| Answer::new(recorded, release, args));
     let answers = answers.collect::<Result<Vec<Answer<'_>>>>()?;
-    let changes = args.drop.iter().chain(args.scale.iter().map(|(name, _)| name));
-    for (number, name) in changes.enumerate() {
+    for (number, name) in changes.into_iter().enumerate() {
         if answers.iter().all(|answer| answer.models[number].is_none()) {
-            let text = format!("no memory in this recording has a name with {name:?}");
-            return Err(Kind::NotFound.error(text));
+            return Err(Kind::NotFound.error(unknown_name(name, &devices)));
         }
     }
     let shown: Vec<_> = answers
@@ -56,6 +60,33 @@ pub(crate) fn run(args: &WhatIf) -> Result<()> {
         })
         .collect();
     print(&if args.json { show::json(&shown) } else { show::text(&shown) })
+}
+
+/// Returns the message for a name that no memory has.
+fn unknown_name(name: &str, devices: &[Recorded]) -> String {
+    let requests = || devices.iter().map(|device| &device.requests);
+    let text = format!("no memory of this program has a name or line of code with {name:?}");
+    if roles::named(name).is_some() {
+        if !requests().all(Requests::is_recording) {
+            return format!(
+                "{text}, and PyTorch's history has no roles: record them with gpumemctl run --record FILE -- COMMAND"
+            );
+        }
+        let known: BTreeSet<&str> =
+            requests().flat_map(|requests| requests.bytes_of_roles().into_keys()).collect();
+        let known: Vec<&str> = known.into_iter().filter(|role| !role.is_empty()).collect();
+        let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+        return format!("no memory of this program has the role {name:?}; its roles are: {known}");
+    }
+    let parts = |place: String| -> Vec<String> {
+        place.split(['/', '.', ':', '(', ')', ' ']).map(str::to_owned).chain([place.clone()]).collect()
+    };
+    let known = requests().flat_map(Requests::places).flat_map(parts);
+    let known: Vec<String> = known.chain(roles::names().map(str::to_owned)).collect();
+    match nearest(name, &known) {
+        near if near.is_empty() => text,
+        near => format!("{text}. Did you mean {}?", escape(&near.join(", "))),
+    }
 }
 
 /// Answer for one device.
@@ -97,7 +128,7 @@ impl<'a> Answer<'a> {
 /// Replays the requests of a run, recording or snapshot under the recorded and several other settings, for advice. Of several devices,
 /// the one with the most requests counts.
 pub(crate) fn replay(target: &Path, pid: Option<u32>, store: &StorePath) -> Result<advice::Replay> {
-    let (mut devices, release) = source::load(target, (pid, None), None, store)?;
+    let (mut devices, release) = source::load(target, (pid, None), None, (store, false))?;
     let mut recorded = devices.swap_remove(0);
     let base = recorded.own.text.clone();
     let settings = Settings::parse(&base, release)?;

@@ -1,6 +1,7 @@
 //! Models of a changed program: some memory is not requested, or is larger. The program's other requests are assumed to stay the same.
 
 use anyhow::Result;
+use gpumem_import::roles;
 use gpumem_import::torch_snapshot::Requests;
 use gpumem_model::escape::escape;
 use gpumem_model::units::{Unit, signed};
@@ -10,10 +11,10 @@ use std::collections::HashSet;
 /// Ids of added requests have this bit.
 const ADDED: u64 = 1 << 63;
 
-/// A change of the program: memory of a name is multiplied.
+/// A change of the program: memory of a role or name is multiplied.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Scale<'a> {
-    /// Text that the name of the memory, or its line of the program, contains.
+    /// A role, or text that the name of the memory, or its line of the program, contains.
     pub name: &'a str,
     /// Factor; 0 if the memory is not requested.
     pub factor: f64,
@@ -23,6 +24,8 @@ pub(super) struct Scale<'a> {
 pub(super) struct Model<'a> {
     pub(super) scale: Scale<'a>,
     pub(super) ends: [Figures; 2],
+    /// For a role: share of the requested bytes that have no known role, and so do not change.
+    pub(super) without_role: Option<f64>,
 }
 
 impl Model<'_> {
@@ -47,8 +50,12 @@ impl Model<'_> {
         };
         let (least, most) = (unit.amount(signed(least)), unit.amount_with_name(signed(most)));
         let range = if most.starts_with(&format!("{least} ")) { most } else { format!("{least} to {most}") };
+        let without_role = match self.without_role {
+            Some(share) => format!(" Of the requested bytes, {:.1} % have no known role.", share * 100.0),
+            None => String::new(),
+        };
         format!(
-            "Model, not a replay: {change}, {range} reserved{fails}, if all other requests stay the same.\n"
+            "Model, not a replay: {change}, {range} reserved{fails}, if all other requests stay the same.{without_role}\n"
         )
     }
 }
@@ -62,11 +69,12 @@ impl Scale<'_> {
         requests: &Requests,
         mut replay: impl FnMut(&mut dyn Iterator<Item = Event>) -> Result<T>,
     ) -> Result<Option<[T; 2]>> {
-        let named = requests.named(self.name);
         let is_request = |(event, named): (&Event, &bool)| *named && matches!(event, Event::Request { .. });
-        if !requests.events.iter().zip(&named).any(is_request) {
-            return Ok(None);
-        }
+        let is_requested = |named: &Vec<bool>| requests.events.iter().zip(named).any(is_request);
+        // A word that is no role of this memory may be part of a name.
+        let of_role = roles::named(self.name).map(|role| requests.of_role(role)).filter(is_requested);
+        let of_name = || Some(requests.named(self.name)).filter(is_requested);
+        let Some(named): Option<Vec<bool>> = of_role.or_else(of_name) else { return Ok(None) };
         let [first, second] =
             [false, true].map(|is_second| replay(&mut self.changed(&requests.events, &named, is_second)));
         Ok(Some([first?, second?]))

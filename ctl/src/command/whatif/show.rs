@@ -283,6 +283,7 @@ impl Shown<'_> {
             json!({
                 "name": model.scale.name,
                 "factor": model.scale.factor,
+                "share_without_role": model.without_role,
                 "peak_reserved_range": [least, most],
                 "fails": model.ends.each_ref().map(|figures| figures.failure.is_some()),
             })

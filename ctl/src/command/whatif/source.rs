@@ -12,7 +12,7 @@ use gpumem_runs::store::{RunId, Store};
 use std::path::Path;
 
 /// Reads the requests of `target` (see [`requests`]), and replays them under the recorded settings: those of each device of the
-/// process, the one with the most requests first. `release` is the program's release of PyTorch; without it, one is assumed and
+/// process, the one with the most requests first. `has_roles`: whether a recording's roles are read. `release` is the program's release of PyTorch; without it, one is assumed and
 /// returned.
 ///
 /// # Errors
@@ -21,9 +21,9 @@ pub(crate) fn load(
     target: &Path,
     place: (Option<u32>, Option<u8>),
     release: Option<Release>,
-    store: &StorePath,
+    (store, has_roles): (&StorePath, bool),
 ) -> Result<(Vec<Recorded>, Release)> {
-    let devices = requests(target, place, store)?;
+    let devices = requests(target, place, (store, has_roles))?;
     let (devices, release) = match release {
         Some(release) => (replayed(devices, release)?, release),
         None => of_likely_release(devices)?,
@@ -69,18 +69,18 @@ fn of_likely_release(mut devices: Vec<Requests>) -> Result<(Vec<Recorded>, Relea
 fn requests(
     target: &Path,
     (pid, gpu): (Option<u32>, Option<u8>),
-    store: &StorePath,
+    (store, has_roles): (&StorePath, bool),
 ) -> Result<Vec<Requests>> {
     let name = target.to_str().filter(|_| !target.exists()).unwrap_or_default();
     if let Ok(id) = name.parse::<RunId>() {
-        return of_run(&Store::open_read_only(store.readable()?)?, id, target, gpu);
+        return of_run(&Store::open_read_only(store.readable()?)?, id, target, (gpu, has_roles));
     }
     if let Ok(pid) = name.parse::<u32>() {
         for path in store.all_readable()? {
             let store = Store::open_read_only(path)?;
             let run = store.list()?.into_iter().find(|run| run.pid == pid);
             if let Some(run) = run {
-                return of_run(&store, run.id, target, gpu);
+                return of_run(&store, run.id, target, (gpu, has_roles));
             }
         }
         let text = format!("no run of process {pid} is in {}", store.readable()?.display());
@@ -88,13 +88,18 @@ fn requests(
     }
     let input = Input::open(target)?;
     Ok(if recorded::looks_like(input.head()) {
-        recorded::requests(input, pid, gpu)?
+        recorded::requests(input, (pid, gpu), has_roles)?
     } else {
         torch_snapshot::requests(input, gpu)?
     })
 }
 
-fn of_run(store: &Store, id: RunId, target: &Path, gpu: Option<u8>) -> Result<Vec<Requests>> {
+fn of_run(
+    store: &Store,
+    id: RunId,
+    target: &Path,
+    (gpu, has_roles): (Option<u8>, bool),
+) -> Result<Vec<Requests>> {
     let pieces = store.requests(id)?;
     if pieces.is_empty() {
         store.load_head(id)?;
@@ -102,5 +107,5 @@ fn of_run(store: &Store, id: RunId, target: &Path, gpu: Option<u8>) -> Result<Ve
                     or record them: gpumemctl run --record FILE -- COMMAND";
         return Err(Kind::Usage.error(format!("{}: {text}", target.display())));
     }
-    Ok(recorded::kept_requests(&pieces, target, gpu)?)
+    Ok(recorded::kept_requests(&pieces, target, gpu, has_roles)?)
 }

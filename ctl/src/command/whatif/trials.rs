@@ -3,6 +3,7 @@
 use super::model::{Model, Scale};
 use crate::exit::Kind;
 use anyhow::Result;
+use gpumem_import::roles;
 use gpumem_import::torch_snapshot::Requests;
 use gpumem_model::units::signed;
 use gpumem_replay::{
@@ -176,7 +177,12 @@ impl Recorded {
         let ends = scale.apply(&self.requests, |events| {
             Ok(trial.run(events, release, total_bytes, EventReturn::AsRecorded)?.0)
         })?;
-        Ok(ends.map(|ends| Model { ends, scale }))
+        let without_role = roles::named(scale.name).map(|_| {
+            let bytes = self.requests.bytes_of_roles();
+            let unknown = bytes.get("").copied().unwrap_or_default();
+            unknown as f64 / bytes.values().sum::<u64>().max(1) as f64
+        });
+        Ok(ends.map(|ends| Model { ends, without_role, scale }))
     }
 
     fn total_bytes(&self, memory: Option<u64>) -> u64 {
