@@ -363,6 +363,8 @@ impl Program {
 struct Programs {
     of: BTreeMap<ProcessKey, Program>,
     roles: Option<RoleCollector>,
+    /// Reasons why only a part of the file was read.
+    caveats: Vec<String>,
 }
 
 impl Programs {
@@ -378,7 +380,11 @@ impl Programs {
             Some((most, key, program, pools))
         });
         let Some((most, key, program, histories)) = histories.max_by_key(|(most, ..)| *most) else {
-            return Err("has no blocks of PyTorch's allocator for this process and GPU".into());
+            let what = "has no blocks of PyTorch's allocator for this process and GPU; gpumemctl report lists those that it has";
+            return Err(self
+                .caveats
+                .iter()
+                .fold(what.to_owned(), |text, caveat| format!("{text}; {caveat}")));
         };
         if program.missing > 0 {
             let records = plural(program.missing, "record");
@@ -392,6 +398,7 @@ impl Programs {
         let used = histories.into_iter().filter(|history| history.requests > 0 || most == 0);
         let mut devices: Vec<Requests> =
             used.map(|history| history.requests(&program.settings, Arc::clone(&names), &roles)).collect();
+        devices.iter_mut().for_each(|requests| requests.caveats.clone_from(&self.caveats));
         Requests::sort(&mut devices);
         Ok(devices)
     }
@@ -404,6 +411,13 @@ impl Sink for Programs {
         }
         if let Origin::Process(key) = origin {
             self.of.entry(key).or_default().observe(&record.stamp, &record.body);
+        }
+    }
+
+    fn caveat(&mut self, code: &str, text: String) {
+        // Records of kinds that a later version adds are not about memory.
+        if code != "unknown_kinds" {
+            self.caveats.push(text);
         }
     }
 }
@@ -629,8 +643,10 @@ mod tests {
         recording.segment(BASE, 2 * MIB);
         recording.block(BASE, 512, None);
         recording.block(BASE + 512, 1024, asked(24, 0, 0));
+        recording.programs.caveat("cut", "the recording ends at byte 9".into());
         let requests = recording.requests().expect("a recording");
         assert_eq!((requests.block_sizes, requests.names_pools), (1, false));
+        assert_eq!(requests.caveats, ["the recording ends at byte 9"]);
 
         let mut recording = Recording::new();
         recording.segment(BASE, 2 * MIB);

@@ -176,6 +176,26 @@ fn file_that_is_no_snapshot_is_refused() {
     assert!(!output.status.success() && !String::from_utf8_lossy(&output.stderr).contains("panicked"));
 }
 
+/// The history of a snapshot with two requests is cut: it lacks the larger one, which was freed before the history began.
+#[test]
+fn setting_is_not_advised_if_the_error_of_the_replay_is_larger_than_the_saving() {
+    let snapshot = Snapshot::new("cut", "", &[&[12 * MIB, 30 * MIB]]);
+    let whole = std::fs::read_to_string(&snapshot.0).expect("text");
+    assert!(snapshot.text(&[]).contains("None of these settings reserves less."));
+    // The segment of 30 MiB has a free block, and no entry.
+    let at = |text: &str| whole.find(text).unwrap_or_else(|| panic!("{text}"));
+    let traces = at("Vdevice_traces");
+    let history = &whole[traces..at("Vallocator_settings")];
+    let second = history.match_indices("(Vaction\nVsegment_alloc").nth(1).expect("a second segment").0;
+    let rest = history.rfind("all").map_or(history.len() - 2, |_| history.len() - 2);
+    let cut = format!("{}{}{}", &whole[..traces], &history[..second], &history[rest..]);
+    let cut = cut + &whole[at("Vallocator_settings")..];
+    let cut = cut.replacen("Vactive_allocated\nVaddress\nI2147483648", "Vinactive\nVaddress\nI2147483648", 1);
+    std::fs::write(&snapshot.0, cut).expect("written");
+    let text = snapshot.text(&[]);
+    assert!(text.contains("No setting is advised: the replay is off by 30.0 MiB"), "{text}");
+}
+
 #[test]
 fn name_that_no_memory_has_is_refused_with_similar_words() {
     let snapshot = Snapshot::new("names", "", &[&[12 * MIB]]);

@@ -46,6 +46,8 @@ pub struct Requests {
     pub reserved: (u64, u64),
     /// Number of driver calls that allocated memory, and number of those that freed memory.
     pub driver_calls: (u64, u64),
+    /// Reasons why only a part of a recording was read.
+    pub caveats: Vec<String>,
     /// Bytes available to PyTorch at the first failed request: bytes of its own segments plus free bytes of the device.
     pub capacity: Option<u64>,
 }

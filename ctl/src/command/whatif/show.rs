@@ -192,6 +192,19 @@ impl Shown<'_> {
             return format!("The request that failed fits with:  {line}");
         }
         let (before, after) = (own.figures.reserved.peak, best.figures.reserved.peak);
+        let requests = &self.recorded.requests;
+        // A saving that is not above the error of the replay is not known. The error is large if the peak is older than the history.
+        let error = before.abs_diff(requests.reserved.0);
+        if error > 0 && error >= before.saturating_sub(after) {
+            let more = if requests.is_recording() { "" } else { ", with a larger max_entries" };
+            let remedy = format!(" Record from the start of the program{more}.");
+            return format!(
+                "No setting is advised: the replay is off by {}, and the largest saving is {}.{}",
+                amount(error),
+                amount(before.saturating_sub(after)),
+                if requests.older.0 > 0 { remedy.as_str() } else { "" }
+            );
+        }
         if after >= before {
             return "None of these settings reserves less.".into();
         }
@@ -225,6 +238,9 @@ impl Shown<'_> {
                 thousands(requests.block_sizes),
                 plural(self.recorded.requests.count(), "request"),
             );
+        }
+        for caveat in &requests.caveats {
+            text += &format!(" Only a part was read: {}.", escape(caveat));
         }
         if requests.older.0 > 0 {
             let (bytes, blocks) = (amount(requests.older.1), plural(requests.older.0, "block"));
@@ -296,6 +312,7 @@ impl Shown<'_> {
             "requests": self.recorded.requests.count(),
             "block_sizes": requests.block_sizes,
             "is_exact": self.recorded.is_exact,
+            "caveats": requests.caveats,
             "older_blocks": requests.older.0,
             "older_bytes": requests.older.1,
             "recorded": {
