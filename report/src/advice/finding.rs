@@ -2,7 +2,7 @@
 
 use super::item::{Item, Kind, Memory, mib, place_of};
 use super::{composition, settings};
-use crate::findings::{self, Finding};
+use crate::findings::{self, Finding, KeptBy};
 use crate::oom::{holder_name, holders_of};
 use gpumem_model::growth::Axis;
 use gpumem_model::names::Named;
@@ -66,6 +66,34 @@ pub(super) fn items(
 
 /// Returns the change for memory that grows.
 fn growth(device: &Device, oom: Option<&Oom>, finding: &Finding) -> Item {
+    let (item, name) = match &finding.kept_by {
+        Some(KeptBy::Frames(function)) => {
+            let change = "If exceptions of {0} are kept, keep their text only: a traceback keeps all local tensors. Else drop these tensors, or keep .detach().cpu() of them";
+            (Item::new(Kind::RetainedTensors, Memory::Activations, device, change), Some(function.clone()))
+        }
+        Some(KeptBy::CacheOfSizes) => {
+            let change = "Bound the cache that has an entry for each size{0}, as lru_cache has, or compute the entry of the largest size once and slice it";
+            (Item::new(Kind::RetainedTensors, Memory::Activations, device, change), None)
+        }
+        Some(KeptBy::RetainedGraphs) => {
+            let change = "Detach the state that one pass gives to the next, and call backward() without retain_graph=True{0}";
+            (Item::new(Kind::RetainedTensors, Memory::Activations, device, change), None)
+        }
+        Some(KeptBy::GradientGraphs) => {
+            let change = "Keep no gradients with their graphs{0}: of results of create_graph=True, keep .item() or .detach() only";
+            (Item::new(Kind::RetainedTensors, Memory::Gradients, device, change), None)
+        }
+        Some(KeptBy::ChangingSizes) | None => (of_structure(device, oom, finding), None),
+    };
+    let names = finding.names.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ");
+    let place = if names.is_empty() { String::new() } else { format!(" ({names})") };
+    let item = item.named(name.unwrap_or(place));
+    let Some(rate) = &finding.rate else { return item };
+    item.estimated([finding.bytes, rate.whole_bytes.max(finding.bytes)], rate.text.clone())
+}
+
+/// Returns the change for growing memory by its structure.
+fn of_structure(device: &Device, oom: Option<&Oom>, finding: &Finding) -> Item {
     // Whether gradients were enabled is recorded for failed requests only.
     let is_without_gradients = oom.is_some_and(|oom| oom.phase.as_deref() == Phase::Evaluation.name());
     let is_graph = finding.is_in_many && !is_without_gradients;
@@ -130,11 +158,7 @@ fn growth(device: &Device, oom: Option<&Oom>, finding: &Finding) -> Item {
         ),
         false => change.to_owned(),
     };
-    let item = Item::new(kind, memory, device, change);
-    let names = finding.names.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ");
-    let item = if names.is_empty() { item.named("") } else { item.named(format!(" ({names})")) };
-    let Some(rate) = &finding.rate else { return item };
-    item.estimated([finding.bytes, rate.whole_bytes.max(finding.bytes)], rate.text.clone())
+    Item::new(kind, memory, device, change)
 }
 
 /// Returns the change for memory of other processes, with the largest one's name, the time since which it is there, and its last

@@ -89,12 +89,7 @@ pub fn advise(report: &Report<'_>, evidence: &Evidence<'_>) -> Advice {
             items.insert(at.unwrap_or(items.len()), item);
         }
     }
-    let mut seen = Vec::new();
-    items.retain(|item| {
-        let is_new = !seen.contains(&(item.kind, item.device, item.change.clone()));
-        seen.push((item.kind, item.device, item.change.clone()));
-        is_new
-    });
+    merge(&mut items);
     items.truncate(MOST_ITEMS);
     Advice {
         outcome: found.outcome,
@@ -115,6 +110,21 @@ pub fn free_line(report: &Report<'_>) -> Option<String> {
         report.run.devices.iter().filter_map(|device| composition::free(report, device).into_iter().next());
     let item = free.max_by_key(Item::most)?;
     (is_well && !has_finding).then(|| item.line())
+}
+
+/// Removes items that recommend the change of an earlier item. Items of these kinds have one change for a device, in several words
+/// and with several figures; the one with the largest saving is first.
+fn merge(items: &mut Vec<Item>) {
+    let is_one_change =
+        |kind| matches!(kind, Kind::ParameterPrecision | Kind::AllocatorSetting | Kind::BatchSize);
+    let mut seen = Vec::new();
+    items.retain(|item| {
+        let change = Some(item.change.clone()).filter(|_| !is_one_change(item.kind));
+        let key = (item.kind, item.device, change);
+        let is_new = !seen.contains(&key);
+        seen.push(key);
+        is_new
+    });
 }
 
 /// Returns the items that save different memory of one device, and the sum of their savings, at most what the process used; `None` if

@@ -3,6 +3,7 @@
 mod free;
 
 use super::*;
+use crate::findings::KeptBy;
 use crate::rules::Groupings;
 use gpumem_model::growth::Axis;
 use gpumem_model::names::Named;
@@ -259,6 +260,42 @@ fn gradients_in_float32_of_smaller_parameters_are_not_held_twice() {
     assert!(!buckets(&[(Role::Parameter, "Net/a", 4), (Role::Gradient, "Net/a", 8)]));
     let twice = [(Role::Parameter, "Net/a", 5), (Role::Gradient, "Net/a", 5), (Role::Gradient, "Reducer", 5)];
     assert!(buckets(&twice));
+    let many = [(Role::Parameter, "Net/a", 1), (Role::Gradient, "Net/a", 1), (Role::Gradient, "Net", 9)];
+    assert!(!buckets(&many), "old gradients, and not a second copy");
+}
+
+#[test]
+fn a_change_in_two_words_is_advised_once() {
+    let mut run = holding(&[(Role::Parameter, "Net/a", 8), (Role::Unknown, "load.py:7 load", 7)]);
+    run.cells.iter_mut().for_each(|cell| cell.phase = None);
+    let items = items(&run);
+    let precision: Vec<i64> = items
+        .iter()
+        .filter(|item| item.kind == Kind::ParameterPrecision)
+        .map(|item| item.most() / (GIB / 2))
+        .collect();
+    assert_eq!(precision, [15], "{items:?}");
+}
+
+#[test]
+fn growth_has_the_change_for_what_keeps_it() {
+    let run = fragmented(&[]);
+    let change = |kept_by: KeptBy| {
+        let growth = findings::Finding {
+            kept_by: Some(kept_by),
+            names: vec![("Net/layers.0".into(), GIB)],
+            ..growth_of(&["retained forward outputs"])
+        };
+        let report = Report::new(&run, Groupings::default(), None);
+        finding::items(&report, &run.devices[0], None, &growth, false).remove(0).sentence()
+    };
+    let frames = change(KeptBy::Frames("Service.handle".into()));
+    assert!(frames.starts_with("If exceptions of Service.handle are kept"), "{frames}");
+    let cache = change(KeptBy::CacheOfSizes);
+    assert!(cache.starts_with("Bound the cache") && cache.contains("(Net/layers.0)"), "{cache}");
+    assert!(change(KeptBy::RetainedGraphs).contains("without retain_graph=True"));
+    assert!(change(KeptBy::GradientGraphs).contains("create_graph=True"));
+    assert!(change(KeptBy::ChangingSizes).contains(".detach().cpu()"));
 }
 
 fn items(run: &Run) -> Vec<Item> {

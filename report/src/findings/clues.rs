@@ -1,7 +1,10 @@
 //! Clues to the cause of a finding that the amounts give: how large a growth is beside the parameters, and whether graphs are kept.
 
 use super::finding::Finding;
+use super::growth::KeptBy;
 use crate::{Report, held};
+use gpumem_model::escape::escape;
+use gpumem_model::growth::Axis;
 use gpumem_model::names::Named;
 use gpumem_model::run::{Amounts, Device, Oom};
 use gpumem_wire::{Phase, Role};
@@ -13,6 +16,10 @@ const TOO_MANY: f64 = 2.5;
 /// Clue to memory of many modules that grows in few steps: a step that fails keeps the memory of its frames.
 const EXCEPTIONS: &str = "outputs of many of its modules in the minority of the steps, as when exceptions of failed steps are kept";
 
+/// Minimum growth of a forward pass, as a share of the activations at one moment, from which it keeps its whole graph. These
+/// activations may be those of three passes, the latest ones.
+const GRAPH_SHARE: f64 = 0.25;
+
 /// Returns a finding on growth with the clues to its cause appended to its sentence. `amounts` are those of the process when the
 /// request failed, or at the peak.
 pub(super) fn with_clues(
@@ -20,9 +27,61 @@ pub(super) fn with_clues(
     (oom, amounts): (Option<&Oom>, &Amounts),
     finding: Finding,
 ) -> Finding {
-    let clue = of_structure(report, (oom, amounts), &finding);
+    let graphs = graphs(report, (oom, amounts), &finding);
+    let finding = Finding { kept_by: graphs.or(finding.kept_by.clone()), ..finding };
+    let clue = finding
+        .kept_by
+        .as_ref()
+        .and_then(of_keeper)
+        .or_else(|| of_structure(report, (oom, amounts), &finding));
     let what = [Some(finding.what.clone()), clue].into_iter().flatten().collect::<Vec<_>>().join("; ");
     Finding { what, ..finding }
+}
+
+/// Returns the words on what keeps the memory.
+fn of_keeper(kept_by: &KeptBy) -> Option<String> {
+    match kept_by {
+        KeptBy::Frames(function) => Some(format!(
+            "all tensors of {} grow together, as when an exception is kept: its traceback keeps the local variables",
+            escape(function)
+        )),
+        KeptBy::CacheOfSizes => Some(
+            "only the first of several like modules makes it, in changing sizes: a cache with an entry for each size".to_owned(),
+        ),
+        KeptBy::RetainedGraphs => Some(
+            "each pass has its backward pass, and yet its activations stay, as with retain_graph=True and a state that is not detached".to_owned(),
+        ),
+        KeptBy::GradientGraphs | KeptBy::ChangingSizes => None,
+    }
+}
+
+/// Returns whether growing gradients or activations are kept by graphs: of gradients that are many times the parameters, or of
+/// forward passes that each have their backward pass.
+fn graphs(
+    report: &Report<'_>,
+    (oom, amounts): (Option<&Oom>, &Amounts),
+    finding: &Finding,
+) -> Option<KeptBy> {
+    let bytes = |role: Role| held(report.run, amounts, |cell| cell.role.as_deref() == role.name());
+    let rate = finding.rate.as_ref()?;
+    match finding.structures.first().map(String::as_str)? {
+        _ if finding.is_of_whole_models() => None,
+        "gradients" => {
+            let is_too_many = bytes(Role::Gradient) as f64 >= bytes(Role::Parameter).max(1) as f64 * TOO_MANY;
+            is_too_many.then_some(KeptBy::GradientGraphs)
+        }
+        "activations" | "retained forward outputs" => {
+            let passes = oom?.passes_without_backward?;
+            let device = report.run.devices.iter().find(|device| Some(device.ordinal) == finding.device)?;
+            let is_by_pass = device.details.growth.axis == Axis::ForwardPass && !rate.is_over_time;
+            let of_passes = bytes(Role::Activation);
+            let is_whole = rate.bytes_per_unit as f64 >= of_passes as f64 * GRAPH_SHARE;
+            let is_trained = bytes(Role::Gradient) > 0;
+            (is_by_pass && passes <= 1 && is_trained && of_passes > 0 && is_whole)
+                .then_some(KeptBy::RetainedGraphs)
+        }
+        _ => None,
+    }
 }
 
 fn of_structure(
@@ -41,7 +100,7 @@ fn of_structure(
             factor(bytes(Role::OptimizerState))
         )),
         "gradients" if is_too_many(bytes(Role::Gradient)) => Some(format!(
-            "all gradients are {:.0} times the parameters: gradients of outputs, or old ones, are kept",
+            "all gradients are {:.0} times the parameters: gradients of outputs, or old ones, are kept, as with create_graph=True",
             factor(bytes(Role::Gradient))
         )),
         "activations" | "retained forward outputs" => {
@@ -59,8 +118,8 @@ fn outputs(is_in_many: bool, is_evaluation: bool) -> &'static str {
     match (is_in_many, is_evaluation) {
         (true, false) => "outputs of many of its modules, as when a loss or output is kept with its graph",
         (true, true) => "outputs of many of its modules; a list, dict or hook may keep them",
-        (false, false) => "a list, dict or hook may keep them, also with a graph if they are not detached",
-        (false, true) => "a list, dict or hook may keep them",
+        // A graph keeps outputs of other modules, too.
+        (false, _) => "a list, dict or hook may keep them",
     }
 }
 
@@ -144,7 +203,36 @@ mod tests {
         assert_eq!(clue(&["Others"], false, 50, [0, 0]), "grows");
         let outputs = |is_in_many| clue(&["retained forward outputs"], is_in_many, 50, [0, 0]);
         assert!(outputs(true).contains("with its graph"), "{}", outputs(true));
-        assert!(outputs(false).contains("if they are not detached"), "{}", outputs(false));
+        assert_eq!(outputs(false), "grows; a list, dict or hook may keep them");
+    }
+
+    /// Forward passes that keep 800 MiB each, in a run whose latest three still have the role of activations.
+    #[test]
+    fn graphs_that_stay_after_their_backward_pass_are_retained() {
+        const MIB: i64 = 1 << 20;
+        let log = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/small-train.log");
+        let mut run = gpumem_import::read_file(&log, None).expect("a log").remove(0);
+        let of = |role: Role| Cell { role: role.name().map(str::to_owned), ..run.cells[0].clone() };
+        run.cells = vec![of(Role::Parameter), of(Role::Gradient), of(Role::Activation)];
+        run.devices[0].details.growth.axis = Axis::ForwardPass;
+        let kept_by = |passes: u64, structure: &str, held: [i64; 3]| {
+            let report = Report::new(&run, Groupings::default(), None);
+            let amounts = (0..).zip(held.map(|bytes| bytes * MIB)).collect::<Vec<_>>();
+            let oom = Oom { passes_without_backward: Some(passes), ..Oom::default() };
+            let rate = Rate { bytes_per_unit: 800 * MIB, ..Rate::default() };
+            let device = Some(&run.devices[0]);
+            let finding = Finding::new(Kind::Growth, Severity::Warning, device, (MIB, MIB), "grows".into());
+            let finding = Finding { structures: vec![structure.into()], rate: Some(rate), ..finding };
+            let found = with_clues(&report, (Some(&oom), &Amounts::from(amounts)), finding);
+            (found.kept_by, found.what.contains("retain_graph=True"))
+        };
+        let outputs = "retained forward outputs";
+        assert_eq!(kept_by(0, outputs, [100, 100, 2400]), (Some(KeptBy::RetainedGraphs), true));
+        assert_eq!(kept_by(9, outputs, [100, 100, 2400]).0, None, "no backward pass");
+        assert_eq!(kept_by(0, outputs, [100, 0, 2400]).0, None, "no gradients");
+        assert_eq!(kept_by(0, outputs, [100, 100, 9600]).0, None, "a small part of the activations");
+        assert_eq!(kept_by(0, "gradients", [100, 900, 0]).0, Some(KeptBy::GradientGraphs));
+        assert_eq!(kept_by(0, "gradients", [100, 200, 0]).0, None, "with buckets");
     }
 
     #[test]

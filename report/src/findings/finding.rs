@@ -1,5 +1,6 @@
 //! A finding: one conclusion about a run, with the bytes that it explains.
 
+use super::growth::KeptBy;
 use gpumem_model::cell::HIDDEN_TAG;
 use gpumem_model::run::Device;
 use gpumem_model::units::thousands;
@@ -91,6 +92,9 @@ pub struct Finding {
     /// Whether memory grew in the minority of the steps or forward passes.
     #[serde(skip)]
     pub is_in_few_steps: bool,
+    /// What keeps growing memory, if the amounts show it.
+    #[serde(skip)]
+    pub(crate) kept_by: Option<KeptBy>,
     /// Categories that contain most of the bytes of growing memory, the one that grows most first.
     #[serde(skip)]
     pub structures: Vec<String>,
@@ -123,6 +127,7 @@ impl Finding {
             names: Vec::new(),
             is_in_many: false,
             is_in_few_steps: false,
+            kept_by: None,
             structures: Vec::new(),
             rate: None,
             advice: None,

@@ -7,19 +7,23 @@
 //! cache that is dropped with each request.
 
 mod beside;
+mod jumps;
+mod kept_by;
+mod step_ends;
 
 pub(super) use beside::{idle, pinned};
+pub(crate) use kept_by::KeptBy;
 
 use super::clues;
 use super::finding::{Finding, Kind, Rate, Severity, mib};
 use crate::category::OTHERS;
 use crate::judge::trend_test::{ALPHA, Judgement, Verdict, judge, warm_up};
-use crate::judge::{Axis, Growth as Points, rises_rarely};
+use crate::judge::{Axis, Growth as Points};
 use crate::rules::NO_TAG;
-use crate::{GroupBy, Report, most_used, sum, sum_of, sums};
+use crate::{GroupBy, Report, held, most_used, names, sum, sum_of, sums};
 use gpumem_model::escape::escape;
 use gpumem_model::names::Named;
-use gpumem_model::run::{Cell, Class, Device, Oom, State};
+use gpumem_model::run::{Amounts, Cell, Class, Device, Oom, State};
 use gpumem_model::timeline::Point;
 use gpumem_model::units::plural;
 use gpumem_wire::Role;
@@ -45,6 +49,8 @@ const MOST_POINTS: usize = 64;
 /// Minimum rise of an amount's lowest level from the first to the second half of its growth, as a share of the growth. Without
 /// fluctuations it is one half.
 const LASTING_SHARE: f64 = 0.25;
+/// Memory that has lost more than this share of its growth again is not growing.
+const FALLEN_SHARE: f64 = 0.25;
 /// Growth over time is reported in place of growth by steps only if it is this many times larger.
 const CLEARLY_LARGER: f64 = 1.5;
 /// Minimum confidence of growth for a forecast.
@@ -71,6 +77,10 @@ pub(super) struct Growth {
     is_in_many: bool,
     /// Whether the memory grew between the minority of the points that are judged.
     is_in_few_steps: bool,
+    /// Number of the steps or forward passes that added memory, if others add nothing; `None` if that is unknown.
+    jumps: Option<u64>,
+    /// What keeps the memory, if the amounts show it.
+    kept_by: Option<KeptBy>,
     /// The data structures (categories) that make up most of the growth, the one that grows most first.
     structures: Vec<String>,
 }
@@ -106,13 +116,19 @@ pub(super) fn growth(report: &Report<'_>, device: &Device, oom: Option<&Oom>) ->
             Some(by_time)
         }
         (by_step, by_time) => by_step.or(by_time),
-    }?;
-    Some(Growth { until_ns: oom.map_or(u64::MAX, |oom| oom.time_ns), ..growth })
+    };
+    let growth = growth.or_else(|| step_ends::growth(report, device, oom?, used))?;
+    let kept_by = kept_by::first_of_many(report, &growth).or(growth.kept_by);
+    Some(Growth { kept_by, until_ns: oom.map_or(u64::MAX, |oom| oom.time_ns), ..growth })
 }
 
 /// Returns whether memory of a cell is in use and not a parameter.
 fn is_live(cell: &Cell) -> bool {
-    matches!(cell.class, Class::Direct | Class::Block) && cell.role.as_deref() != Role::Parameter.name()
+    is_live_class(cell) && cell.role.as_deref() != Role::Parameter.name()
+}
+
+fn is_live_class(cell: &Cell) -> bool {
+    matches!(cell.class, Class::Direct | Class::Block)
 }
 
 /// Returns whether such memory is not an activation.
@@ -249,6 +265,8 @@ impl<'r> Course<'r> {
         Some(Growth {
             is_in_many: names.iter().any(|name| !tags.contains(name)),
             is_in_few_steps: axis != "second" && self.is_in_few_steps(&judgement, &names),
+            jumps: self.jumps(&judgement, &names).filter(|_| axis != "second"),
+            kept_by: self.kept_by(&judgement, &names, bytes),
             lasted_ns: self.lasted_ns(&judgement),
             until_ns: u64::MAX,
             bytes,
@@ -260,18 +278,6 @@ impl<'r> Course<'r> {
         })
     }
 
-    /// Returns whether the tags `names`, or all memory if these are paths of many, grew in the minority of the steps.
-    fn is_in_few_steps(&self, judgement: &Judgement, names: &[(String, i64)]) -> bool {
-        let Some((first, last)) = judgement.span else { return false };
-        let series: Option<Vec<&Vec<i64>>> =
-            names.iter().map(|(name, _)| self.tags.get(name.as_str())).collect();
-        let series = series.filter(|series| !series.is_empty()).unwrap_or_else(|| vec![&self.whole]);
-        let amount = |at: usize| sum(series.iter().filter_map(|amounts| amounts.get(at).copied()));
-        let is_in = |at: &usize| (first..=last).contains(&self.positions[*at]);
-        let amounts: Vec<i64> = (0..self.positions.len()).filter(is_in).map(amount).collect();
-        rises_rarely(&amounts, judgement.units() / amounts.len().saturating_sub(1).max(1) as f64)
-    }
-
     /// Returns the time between the first and the last point that `judgement` covers; `None` if later points exist.
     fn lasted_ns(&self, judgement: &Judgement) -> Option<u64> {
         let (first, last) = judgement.span?;
@@ -280,8 +286,8 @@ impl<'r> Course<'r> {
             .then(|| self.times_ns.last()?.checked_sub(*self.times_ns.get(first)?))?
     }
 
-    /// Returns whether the last value of an amount clearly exceeds all values before the time that `judgement` covers, and whether
-    /// its lowest level rises within this time, too. Values of the warm-up are ignored. The lowest level of memory that is dropped
+    /// Returns whether the last value of an amount clearly exceeds all values before the time that `judgement` covers, whether it
+    /// has kept most of the growth, and whether its lowest level rises within this time, too. Values of the warm-up are ignored. The lowest level of memory that is dropped
     /// again and again does not rise.
     fn is_lasting(&self, judgement: &Judgement, amounts: &[i64], material: f64) -> bool {
         let Some((first, last)) = judgement.span else { return false };
@@ -294,8 +300,12 @@ impl<'r> Course<'r> {
         let middle = first + (last - first) / 2.0;
         let low = amounts_in(&|at| (first..middle).contains(&at)).into_iter().min();
         let later = amounts_in(&|at| (middle..=last).contains(&at)).into_iter().min();
-        let rise = judgement.bytes_per_unit.unwrap_or(0.0) * judgement.units() * LASTING_SHARE;
-        earlier.is_none_or(|earlier| end.saturating_sub(earlier) as f64 >= material)
+        let growth = judgement.bytes_per_unit.unwrap_or(0.0) * judgement.units();
+        let rise = growth * LASTING_SHARE;
+        let most = amounts_in(&|at| (first..=last).contains(&at)).into_iter().max();
+        let has_fallen = most.is_some_and(|most| most.saturating_sub(end) as f64 > growth * FALLEN_SHARE);
+        !has_fallen
+            && earlier.is_none_or(|earlier| end.saturating_sub(earlier) as f64 >= material)
             && low.zip(later).is_none_or(|(low, later)| later.saturating_sub(low) as f64 >= rise)
     }
 
@@ -347,6 +357,36 @@ impl Growth {
         self.axis == Axis::ForwardPass.name() && self.over < LEAST_PASSES
     }
 
+    /// Returns the growth as far as `amounts` still have it; `None` if most of the named memory has been released.
+    pub fn still_held(self, report: &Report<'_>, amounts: &Amounts) -> Option<Growth> {
+        let is_below = |tag: &str, name: &str| {
+            tag.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        };
+        let is_named = |cell: &Cell| {
+            let tag = cell.tag.as_deref().unwrap_or(NO_TAG);
+            is_live_class(cell) && self.names.iter().any(|(name, _)| is_below(tag, name))
+        };
+        let named = sum_of(&self.names);
+        let lost = named.saturating_sub(held(report.run, amounts, is_named)).max(0);
+        if amounts.is_empty() || named <= 0 {
+            return Some(self);
+        }
+        let is_lost = lost as f64 > named as f64 * FALLEN_SHARE;
+        (!is_lost).then(|| Growth { bytes: self.bytes.saturating_sub(lost), ..self })
+    }
+
+    /// Returns the bytes that the growing tags and categories have in `amounts`.
+    fn held_in(&self, report: &Report<'_>, amounts: &Amounts) -> i64 {
+        let bytes_of = |(cell, bytes): &(u32, i64)| {
+            let tag = report.cell(*cell).filter(|cell| is_live_class(cell))?.tag.as_deref();
+            let structure = report.category(*cell, GroupBy::Structure).unwrap_or(OTHERS);
+            let is_named =
+                self.names.iter().any(|(name, _)| tag.is_some_and(|tag| tag.starts_with(name.as_str())));
+            (is_named || self.structures.iter().any(|name| name == structure)).then_some(*bytes)
+        };
+        sum(amounts.iter().filter_map(bytes_of))
+    }
+
     /// Returns the number of seconds until the free bytes of the device are used up at this rate. `None` if the growth is uncertain
     /// or may have ended, if the free bytes are unknown, or if the device would not be full within [`LONGEST_FORECAST_S`].
     fn full_in_s(&self, device: &Device) -> Option<u64> {
@@ -363,11 +403,19 @@ impl Growth {
             mib if mib >= 1.0 => format!("{mib:.1} MiB"),
             mib => format!("{:.1} KiB", mib * 1024.0),
         };
-        format!("+{rate} per {} over {}", self.axis, plural(self.over, self.axis))
+        let whole = format!("+{rate} per {} over {}", self.axis, plural(self.over, self.axis));
+        match self.jumps {
+            Some(jumps) => {
+                let each = self.bytes as f64 / jumps.max(1) as f64 / 1_048_576.0;
+                format!("{whole} (about +{each:.1} MiB in each of {jumps}, and nothing in the others)")
+            }
+            None => whole,
+        }
     }
 
-    /// Returns the rate, with the bytes that it adds in the whole life of the process, or until the failed request.
-    fn whole(&self, device: &Device, used: i64) -> Rate {
+    /// Returns the rate, with the bytes that it adds in the whole life of the process, or until the failed request. These are at
+    /// most `held`, the bytes of this memory that exist, but not less than those that were seen to be added.
+    fn whole(&self, device: &Device, held: i64) -> Rate {
         let points = &device.details.growth;
         let begun = points.points.iter().rev().find(|(_, time_ns)| *time_ns <= self.until_ns);
         let last = begun.filter(|_| points.latest.1 > self.until_ns).unwrap_or(&points.latest);
@@ -377,19 +425,42 @@ impl Growth {
             text: self.rate(),
             bytes_per_unit: self.bytes / i64::try_from(self.over.max(1)).unwrap_or(i64::MAX),
             is_over_time: self.axis == "second",
-            whole_bytes: (whole_bytes as i64).min(used),
+            whole_bytes: (whole_bytes as i64).min(held.max(self.bytes)),
         }
     }
 
-    /// Returns the growth as a finding. `used` is the number of bytes that the process used.
-    pub fn finding(self, device: &Device, used: i64, severity: Severity) -> Finding {
-        let names: Vec<String> = self.names.iter().map(|(name, _)| escape(name)).collect();
-        let structures = self.structures.iter().filter(|name| *name != OTHERS).map(|name| escape(name));
-        let structures = structures.collect::<Vec<_>>().join(" + ");
-        let mut subject = vec![structures, names.join(", ")];
-        subject.retain(|words| !words.is_empty());
-        subject.dedup();
-        let subject = if subject.is_empty() { "memory".to_owned() } else { subject.join(" of ") };
+    /// Returns the growing memory in words: its structures, and the modules or lines that made it. A line without a structure made
+    /// memory outside of every module.
+    fn subject(&self) -> String {
+        let lines = self.structures.iter().filter(|name| names::is_line(name)).map(|name| escape(name));
+        let lines = lines.collect::<Vec<_>>().join(", ");
+        let tensors =
+            (!lines.is_empty()).then(|| format!("tensors made at {lines}, outside of every module"));
+        let structures = self.structures.iter().filter(|name| *name != OTHERS && !names::is_line(name));
+        let structures: Vec<String> = structures.map(|name| escape(name)).collect();
+        let others = self.names.iter().filter(|(name, _)| !self.structures.contains(name));
+        let others: Vec<String> = others.map(|(name, _)| escape(name)).collect();
+        let modules = match (structures.join(" + "), others.join(", ")) {
+            (structures, others) if others.is_empty() => structures,
+            (structures, others) if structures.is_empty() => others,
+            (structures, others) => format!("{structures} of {others}"),
+        };
+        let parts: Vec<String> =
+            [Some(modules).filter(|text| !text.is_empty()), tensors].into_iter().flatten().collect();
+        if parts.is_empty() { "memory".to_owned() } else { parts.join(" and ") }
+    }
+
+    /// Returns the growth as a finding. `used` is the number of bytes that the process used, and `amounts` are those of its cells
+    /// then.
+    pub fn finding(
+        self,
+        report: &Report<'_>,
+        (device, amounts): (&Device, &Amounts),
+        used: i64,
+        severity: Severity,
+    ) -> Finding {
+        let subject = self.subject();
+        let held = Some(self.held_in(report, amounts)).filter(|bytes| *bytes > 0).unwrap_or(used).min(used);
         let share = 100.0 * (self.bytes as f64 / used.max(1) as f64).min(1.0);
         let what = format!(
             "{subject}: {}, +{} MiB in total, {share:.0} % of the process's memory",
@@ -398,7 +469,8 @@ impl Growth {
         );
         Finding {
             confidence: Some(self.confidence),
-            rate: Some(self.whole(device, used)),
+            rate: Some(self.whole(device, held)),
+            kept_by: self.kept_by,
             names: self.names,
             is_in_many: self.is_in_many,
             is_in_few_steps: self.is_in_few_steps,
@@ -413,8 +485,9 @@ impl Growth {
 pub(super) fn finding(report: &Report<'_>, device: &Device) -> Option<Finding> {
     let growth = growth(report, device, None)?;
     let full_in_s = (report.run.state == State::Open).then(|| growth.full_in_s(device)).flatten();
-    let finding = growth.finding(device, most_used_until(device, None), Severity::Warning);
-    let mut finding = clues::with_clues(report, (None, &device.peak.amounts), finding);
+    let amounts = &device.peak.amounts;
+    let finding = growth.finding(report, (device, amounts), most_used_until(device, None), Severity::Warning);
+    let mut finding = clues::with_clues(report, (None, amounts), finding);
     finding.full_in_s = full_in_s;
     if let Some(forecast) = finding.forecast() {
         finding.what = format!("{forecast}: {}", finding.what);
@@ -480,6 +553,28 @@ mod tests {
             found.rate(),
             "+1.0 MiB per forward pass over 29 forward passes".replace("1.0 MiB", "976.6 KiB")
         );
+    }
+
+    #[test]
+    fn memory_that_has_released_most_of_its_growth_does_not_grow() {
+        let ramp =
+            |after: i64| judged((0..60).map(|at| if at < 55 { at } else { after } * 1_000_000).collect());
+        assert!(ramp(55).is_some());
+        assert_eq!(ramp(20), None);
+    }
+
+    #[test]
+    fn a_line_outside_of_modules_is_said_to_make_tensors() {
+        let growth = judged((0..60).map(|at| at * 1_000_000).collect()).expect("it grows");
+        let subject = |structures: &[&str], names: &[&str]| {
+            let structures = structures.iter().map(ToString::to_string).collect();
+            let names = names.iter().map(|name| ((*name).to_owned(), 1)).collect();
+            Growth { structures, names, ..growth.clone() }.subject()
+        };
+        let line = "train.py:31 main";
+        assert_eq!(subject(&[line], &[line]), format!("tensors made at {line}, outside of every module"));
+        assert_eq!(subject(&["activations"], &["Net/a", "Net/b"]), "activations of Net/a, Net/b");
+        assert_eq!(subject(&["Others"], &[]), "memory");
     }
 
     /// A program that leaks in 40 steps, catches the failure, and makes 60 more steps without growth.

@@ -12,6 +12,7 @@ pub mod text;
 
 pub(crate) use finding::PINNED;
 pub use finding::{Finding, Kind, Rate, Severity};
+pub(crate) use growth::KeptBy;
 pub(crate) use out_of_memory::{
     FRAGMENTED_SHARE, is_of_second_optimizer, of_request, state_of_earlier_steps,
 };
@@ -126,7 +127,11 @@ fn unused_pool(report: &Report<'_>, device: &Device) -> Option<Finding> {
     if let Some(ns) = time_ns.filter(|_| in_use.saturating_sub(at_peak) >= idle / 2) {
         what += &format!("; {} MiB were in use at {}", mib(in_use), report.times().time(ns));
     }
-    if has_graphs(device) {
+    if let Some(count) = clues::streams(device) {
+        what += &format!(
+            "; {count} streams requested memory, and what one stream or private pool of CUDA graphs caches serves no other"
+        );
+    } else if has_graphs(device) {
         what += "; CUDA graphs keep pools of their own";
     }
     let note = note(Kind::UnusedPool, device, (idle, used), UNUSED_SHARE, what)?;
@@ -134,9 +139,7 @@ fn unused_pool(report: &Report<'_>, device: &Device) -> Option<Finding> {
         return None;
     }
     let Some(growth) = growth::idle(report, device, None) else { return Some(note) };
-    let streams = clues::streams(device)
-        .map(|count| format!("; {count} streams requested memory, and what one caches serves no other"));
-    let what = format!("{}: {}{}", note.what, growth.rate(), streams.unwrap_or_default());
+    let what = format!("{}; they grow: {}", note.what, growth.rate());
     Some(Finding { severity: Severity::Warning, confidence: Some(growth.confidence), what, ..note })
 }
 
@@ -251,6 +254,14 @@ mod tests {
         let what = found(&mut run, 16).expect("a finding");
         assert!(
             what.contains("4,096 MiB were cached") && what.contains("; 4,096 MiB were in use at"),
+            "{what}"
+        );
+        assert!(!what.contains("stream"), "{what}");
+        let pool = gpumem_model::run::Pool { streams: Some(13), ..Default::default() };
+        run.devices[0].details.pools = vec![pool];
+        let what = found(&mut run, 16).expect("a finding");
+        assert!(
+            what.contains("; 13 streams requested memory, and what one stream or private pool"),
             "{what}"
         );
         assert_eq!(found(&mut run, 80), None);

@@ -19,13 +19,22 @@ const NAMED_SHARE: f64 = 0.02;
 const STEPS_AT_ONCE: i64 = 3;
 /// Minimum unused memory, as a share of the process's memory, for a finding of fragmentation.
 pub(crate) const FRAGMENTED_SHARE: f64 = 0.15;
+/// Growth below this many times the unused memory of the pool is not the first cause of a failed request.
+const SMALL_GROWTH: i64 = 2;
 /// An out-of-memory record without amounts uses those of another record within this time before or after it, in nanoseconds.
 const SAME_NS: u64 = 1_000_000_000;
 /// Growth of another process below this number of bytes is not stated.
 const LEAST_GROWTH: i64 = 1 << 20;
 
+/// Minimum share of a part of the memory for the module or line that has most of it to be named.
+const PLACE_SHARE: f64 = 0.4;
+/// A request and an output have the same size if they differ by at most this share.
+const SAME_SIZE: f64 = 0.02;
+
 /// Category of activations.
 const ACTIVATIONS: &str = "activations";
+/// Category of temporaries.
+const TEMPORARIES: &str = "temporaries";
 /// Category of the optimizers' state.
 const OPTIMIZER_STATE: &str = "optimizer state";
 /// Activations are clearly more than in earlier steps above this factor.
@@ -80,10 +89,17 @@ pub(super) fn causes(report: &Report<'_>, device: &Device, oom: &Oom) -> Vec<Fin
     if let Some(finding) = request.pool_limit().or_else(|| request.too_large()) {
         return vec![finding];
     }
-    let mut causes: Vec<Finding> = request.retained(report).into_iter().collect();
-    let is_kept = !causes.is_empty();
-    causes.extend(request.other_processes());
-    causes.extend(request.fragmentation(report));
+    let mut retained = request.retained(report);
+    let is_kept = retained.is_some();
+    let fragmentation = request.fragmentation(report);
+    // The request fits without either. Growth that is not much larger than the unused memory had not filled the device yet.
+    let unused = fragmentation.as_ref().map_or(0, |finding| finding.bytes);
+    let is_small = |growth: &&mut Finding| growth.bytes < unused.saturating_mul(SMALL_GROWTH);
+    if let Some(growth) = retained.as_mut().filter(|growth| growth.kind == Kind::Growth).filter(is_small) {
+        growth.severity = Severity::Warning;
+    }
+    let mut causes: Vec<Finding> = retained.into_iter().chain(request.other_processes()).collect();
+    causes.extend(fragmentation);
     // Memory that the program needs is a cause only if three conditions hold. No memory grew or was kept by missing backward
     // passes. No other cause explains more bytes. The request would not have fitted before another process grew.
     if !is_kept && !request.fits_without_growth_of_others() {
@@ -122,15 +138,16 @@ impl<'r> Request<'r> {
 
     fn retained(&self, report: &Report<'_>) -> Option<Finding> {
         let no_backward = self.no_backward(report);
-        match growth::growth(report, self.device, Some(self.oom)) {
+        let moment = self.moment().unwrap_or_else(|| self.device.peak.clone());
+        let amounts = &moment.amounts;
+        let growth = growth::growth(report, self.device, Some(self.oom));
+        match growth.and_then(|growth| growth.still_held(report, amounts)) {
             // Missing backward passes explain growth in few forward passes.
             Some(grown) if self.would_fit(grown.bytes) && !(grown.is_short() && no_backward.is_some()) => {
                 let spare_bytes = self.spare(grown.bytes);
                 let advice = no_backward.and_then(|finding| finding.advice);
-                let finding = grown.finding(self.device, self.used, self.severity);
-                let moment = self.moment().unwrap_or_else(|| self.device.peak.clone());
-                let of = (Some(self.oom), &moment.amounts);
-                let finding = clues::with_clues(report, of, finding);
+                let finding = grown.finding(report, (self.device, amounts), self.used, self.severity);
+                let finding = clues::with_clues(report, (Some(self.oom), amounts), finding);
                 Some(Finding { spare_bytes, advice: finding.advice.clone().or(advice), ..finding })
             }
             _ => no_backward,
@@ -309,6 +326,27 @@ impl<'r> Request<'r> {
         names.next().filter(|_| names.next().is_none())
     }
 
+    /// Returns the module or line with most of a part, and its bytes, if it has much of it. Memory of the backward pass has no name.
+    fn place_of_part(&self, report: &Report<'_>, moment: &Moment, part: &str) -> Option<(String, i64)> {
+        let tags = moment.amounts.iter().filter_map(|(cell, bytes)| {
+            let is_in_part = report.category(*cell, GroupBy::Structure) == Some(part);
+            Some((report.cell(*cell).filter(|_| is_in_part)?.tag.clone().unwrap_or_default(), *bytes))
+        });
+        let tags = sums(tags);
+        let bytes = sum(tags.values().copied());
+        let (tag, most) = tags.into_iter().max_by_key(|(_, bytes)| *bytes)?;
+        let is_much = most as f64 >= bytes as f64 * PLACE_SHARE && !tag.is_empty() && tag != part;
+        is_much.then_some((tag, most))
+    }
+
+    /// Returns that the failed request has the size of the largest output, if it has: a gradient or a temporary of it.
+    fn request_clue(&self, largest: Option<&(String, i64)>) -> String {
+        let asked = signed(self.oom.asked_bytes);
+        let is_same = |bytes: i64| bytes.abs_diff(asked) as f64 <= asked as f64 * SAME_SIZE;
+        let same = largest.filter(|(_, bytes)| is_same(*bytes));
+        same.map(|(tag, _)| format!(", the size of the output of {}", escape(tag))).unwrap_or_default()
+    }
+
     /// Returns the activations of earlier steps in brackets, if `bytes` are clearly more.
     fn activations_of_earlier_steps(&self, bytes: i64) -> String {
         let earlier = clues::activations_of_earlier_steps(self.device);
@@ -357,28 +395,123 @@ impl<'r> Request<'r> {
         parts.retain(|(_, part)| *part as f64 >= bytes as f64 * NAMED_SHARE);
         parts.truncate(NAMED);
         let module = self.activated_module(report).filter(|_| parts[0].0 == ACTIVATIONS);
+        let place = |name: &str| self.place_of_part(report, &moment, name);
+        let output = place(ACTIVATIONS);
         let named = parts.iter().map(|(name, bytes)| match &module {
             Some(module) if name == ACTIVATIONS => {
                 let earlier = self.activations_of_earlier_steps(*bytes);
                 format!("{name} of {} {}{earlier}", escape(module), mib(*bytes))
             }
             _ if name == ACTIVATIONS => {
-                format!("{name} {}{}", mib(*bytes), self.activations_of_earlier_steps(*bytes))
+                let of = output.as_ref().map(|(tag, most)| format!(" ({} of {})", mib(*most), escape(tag)));
+                let earlier = self.activations_of_earlier_steps(*bytes);
+                format!("{name} {}{}{earlier}", mib(*bytes), of.unwrap_or_default())
             }
             _ if name == OPTIMIZER_STATE => {
                 format!("{name} {}{}", mib(*bytes), self.state_clue(report, &moment, *bytes))
             }
+            _ if name == TEMPORARIES => {
+                let of = place(name).map(|(tag, most)| format!(" ({} of {})", mib(most), escape(&tag)));
+                format!("{name} {}{}", mib(*bytes), of.unwrap_or_default())
+            }
             _ => format!("{} {}", escape(name), mib(*bytes)),
         });
         let what = format!(
-            "the memory that the program holds at one time does not fit: {} MiB; {} MiB more were requested{}",
+            "the memory that the program holds at one time does not fit: {} MiB; {} MiB more were requested{}{}",
             named.collect::<Vec<_>>().join(" + "),
             mib(signed(self.oom.asked_bytes)),
+            self.request_clue(output.as_ref()),
             match ModelSizes::of(report.run).parameter_kind() {
                 Some("float64") => "; the parameters are float64",
                 _ => "",
             }
         );
         Some(Finding { names: parts, spare_bytes: None, ..self.finding(Kind::TooLarge, bytes, what) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rules::Groupings;
+    use gpumem_model::growth::{Axis, Growth};
+    use gpumem_model::run::{Amounts, Class, OomDevice, Run};
+
+    const GIB: i64 = 1 << 30;
+
+    fn cell(class: Class, tag: &str) -> Cell {
+        Cell { class, tag: Some(tag.into()), ..Cell::default() }
+    }
+
+    /// Returns a run in which a request of `asked` GiB failed while the cells had these GiB, with 5 GiB free.
+    fn failed(cells: Vec<Cell>, held: &[i64], asked: i64) -> Run {
+        let log = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/small-train.log");
+        let mut run = gpumem_import::read_file(&log, None).expect("a log").remove(0);
+        let idle = cells.iter().zip(held).filter(|(cell, _)| cell.class == Class::PoolIdle);
+        let idle = sum(idle.map(|(_, gib)| gib * GIB)) as u64;
+        run.cells = cells;
+        let device = &mut run.devices[0];
+        device.total_bytes = Some(16 << 30);
+        device.details.growth = Growth::default();
+        device.details.timeline.points.clear();
+        device.details.iterations.rows.clear();
+        device.details.ooms = vec![Oom {
+            kind: OomKind::Device,
+            fate: Fate::Fatal { after_ns: 0, status: Some(256) },
+            time_ns: 1_000_000_000,
+            asked_bytes: (asked * GIB) as u64,
+            tracked_bytes: sum(held.iter().map(|gib| gib * GIB)),
+            amounts: Amounts::from((0..).zip(held.iter().map(|gib| gib * GIB)).collect::<Vec<_>>()),
+            idle_bytes: Some(idle),
+            largest_idle_bytes: Some(idle / 4),
+            device: Some(OomDevice { total_bytes: 16 << 30, free_bytes: 5 * GIB, ..OomDevice::default() }),
+            ..Oom::default()
+        }];
+        run
+    }
+
+    fn causes_of(run: &Run) -> Vec<Finding> {
+        let report = Report::new(run, Groupings::preset(Some("torch")).clone(), None);
+        of_request(&report, &run.devices[0], &run.devices[0].details.ooms[0])
+    }
+
+    /// Sessions have grown to `grown` GiB; `held` of them, and `idle` GiB of unused memory, exist when a request of 8 GiB fails.
+    fn sessions(grown: i64, held: i64, idle: i64) -> Vec<(Kind, i64)> {
+        let cells = vec![cell(Class::Block, "Net.2"), cell(Class::PoolIdle, "")];
+        let mut run = failed(cells, &[held, idle], 8);
+        let amounts: Vec<i64> = (0..60).map(|at| at * grown * GIB / 59).collect();
+        let growth = &mut run.devices[0].details.growth;
+        (growth.axis, growth.stride) = (Axis::ForwardPass, 1);
+        growth.points = (0..60).map(|at| (at, at)).collect();
+        growth.named.clone_from(&amounts);
+        growth.cells = vec![(0, amounts)];
+        causes_of(&run).into_iter().map(|finding| (finding.kind, finding.bytes / GIB)).collect()
+    }
+
+    #[test]
+    fn memory_that_was_released_before_the_request_did_not_grow() {
+        assert_eq!(sessions(8, 3, 3), [(Kind::Fragmentation, 3)]);
+        assert_eq!(sessions(8, 8, 3), [(Kind::Growth, 7), (Kind::Fragmentation, 3)]);
+        let causes = sessions(10, 8, 3);
+        assert!(causes.iter().all(|(_, gib)| *gib <= 8), "more than is held: {causes:?}");
+    }
+
+    #[test]
+    fn unused_memory_comes_before_growth_that_is_not_much_larger() {
+        assert_eq!(sessions(5, 5, 3), [(Kind::Fragmentation, 3), (Kind::Growth, 4)]);
+    }
+
+    #[test]
+    fn memory_that_does_not_fit_has_the_place_of_its_largest_output() {
+        let of =
+            |role: Role, tag: &str| Cell { role: role.name().map(str::to_owned), ..cell(Class::Block, tag) };
+        let output = || of(Role::Activation, "train.py:14 main");
+        let cells = || vec![output(), of(Role::Activation, "Net/a"), of(Role::Activation, "Net/b")];
+        let what = |held: &[i64], asked| causes_of(&failed(cells(), held, asked)).remove(0).what;
+        let large = what(&[6, 2, 2], 6);
+        assert!(large.contains("activations 10,240 (6,144 of train.py:14 main) MiB"), "{large}");
+        assert!(large.contains("requested, the size of the output of train.py:14 main"), "{large}");
+        assert!(!what(&[6, 2, 2], 7).contains("the size of"));
+        assert!(!what(&[3, 3, 3], 7).contains("train.py"), "no output is much larger");
     }
 }

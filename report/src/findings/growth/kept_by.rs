@@ -1,0 +1,181 @@
+//! What keeps growing memory, as far as the amounts show it. References are not recorded.
+
+use super::{Course, Growth, Judgement, OTHERS, sum};
+use crate::{Report, names};
+use std::collections::BTreeMap;
+
+/// Tags below this share of the growth do not count as lines of a function.
+const LINE_SHARE: f64 = 0.02;
+/// Two tags grow together if, at every point, the shares of their growth that exist differ by at most this.
+const TOGETHER: f64 = 0.1;
+/// Minimum mean deviation of the changes from their mean, as a share of the mean, from which entries have different sizes.
+const VARIED: f64 = 0.15;
+
+/// What keeps growing memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum KeptBy {
+    /// A function whose local tensors grow together, so each of its frames is kept: by the traceback of an exception, or by a list
+    /// of all of them.
+    Frames(String),
+    /// The first of several like modules makes tensors of changing sizes, and the others make none: a cache with an entry for each
+    /// size, which the others use.
+    CacheOfSizes,
+    /// Tensors have changing sizes.
+    ChangingSizes,
+    /// Each forward pass has its backward pass, and yet its activations stay: the graph is retained.
+    RetainedGraphs,
+    /// Gradients that are many times the parameters grow: they were made with their graphs.
+    GradientGraphs,
+}
+
+impl Course<'_> {
+    /// Returns what keeps the memory of the tags `names`.
+    pub(super) fn kept_by(
+        &self,
+        judgement: &Judgement,
+        names: &[(String, i64)],
+        bytes: i64,
+    ) -> Option<KeptBy> {
+        let frames = self.frames(judgement, bytes).map(KeptBy::Frames);
+        frames.or_else(|| match names {
+            [(name, _)] if is_varied(&self.changes(judgement, name)) => Some(KeptBy::ChangingSizes),
+            _ => None,
+        })
+    }
+
+    /// Returns the function with several lines whose memory grows together. The frame of a module of Python (`<module>`) exists
+    /// once.
+    fn frames(&self, judgement: &Judgement, bytes: i64) -> Option<String> {
+        let mut functions: BTreeMap<&str, Vec<Vec<f64>>> = BTreeMap::new();
+        for tag in self.tags.keys().filter(|tag| names::is_line(tag)) {
+            let Some((_, function)) = tag.split_once(' ').filter(|(_, name)| !name.starts_with('<')) else {
+                continue;
+            };
+            let changes = self.changes(judgement, tag);
+            let added = sum(changes.iter().copied());
+            if added as f64 >= bytes as f64 * LINE_SHARE && added > 0 {
+                let mut share = 0.0;
+                let shares = changes.iter().map(|change| {
+                    share += *change as f64 / added as f64;
+                    share
+                });
+                functions.entry(function).or_default().push(shares.collect());
+            }
+        }
+        let grow_together = |lines: &[Vec<f64>]| {
+            lines.windows(2).all(|pair| pair[0].iter().zip(&pair[1]).all(|(a, b)| (a - b).abs() <= TOGETHER))
+        };
+        let found = functions.into_iter().filter(|(_, lines)| lines.len() > 1 && grow_together(lines));
+        found.max_by_key(|(_, lines)| lines.len()).map(|(function, _)| function.to_owned())
+    }
+}
+
+/// Returns whether changes differ much from each other.
+fn is_varied(changes: &[i64]) -> bool {
+    let mean = sum(changes.iter().copied()) as f64 / changes.len().max(1) as f64;
+    let deviation = changes.iter().map(|change| (*change as f64 - mean).abs()).sum::<f64>();
+    mean > 0.0 && deviation / changes.len() as f64 >= mean * VARIED
+}
+
+/// Returns the path of a module up to its last number, and this number: `Encoder/layers.3/attn` gives `Encoder/layers.` and 3.
+fn numbered(tag: &str) -> Option<(&str, u64)> {
+    let end = tag.rfind(|letter: char| letter.is_ascii_digit())? + 1;
+    let start = tag[..end].rfind(|letter: char| !letter.is_ascii_digit()).map_or(0, |at| at + 1);
+    let is_component = tag[end..].is_empty() || tag[end..].starts_with('/');
+    Some((&tag[..start], tag[start..end].parse().ok()?))
+        .filter(|_| is_component && tag[..start].contains('/'))
+}
+
+/// Returns [`KeptBy::CacheOfSizes`] if the only growing tag is the first of several modules that differ in their numbers, and the
+/// sizes change.
+pub(super) fn first_of_many(report: &Report<'_>, growth: &Growth) -> Option<KeptBy> {
+    let [(name, _)] = growth.names.as_slice() else { return None };
+    let is_of_module = !growth.is_in_many && growth.structures.first().is_some_and(|name| name != OTHERS);
+    let (path, number) =
+        numbered(name).filter(|_| is_of_module && growth.kept_by == Some(KeptBy::ChangingSizes))?;
+    let others = report.run.cells.iter().filter_map(|cell| numbered(cell.tag.as_deref()?));
+    let mut others = others.filter(|(other, _)| *other == path).map(|(_, number)| number).peekable();
+    let is_first = others.peek().is_some() && others.clone().all(|other| other >= number);
+    (is_first && others.any(|other| other > number)).then_some(KeptBy::CacheOfSizes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::judge::trend_test::ALPHA;
+    use crate::judge::trend_test::judge;
+    use crate::rules::Groupings;
+    use gpumem_model::run::Cell;
+
+    /// Judges 60 points of these tags and returns what keeps their memory.
+    fn kept(tags: &[(&'static str, fn(i64) -> i64)]) -> Option<KeptBy> {
+        let mut course = Course::new((0..60).collect(), (0..60).map(f64::from).collect());
+        for (tag, bytes) in tags {
+            course.tags.insert(tag, (0..60).map(|at| bytes(at) << 20).collect());
+        }
+        for amounts in course.tags.values() {
+            course.whole.iter_mut().zip(amounts).for_each(|(sum, bytes)| *sum += bytes);
+        }
+        let points: Vec<_> =
+            course.positions.iter().copied().zip(course.whole.iter().map(|bytes| *bytes as f64)).collect();
+        let judgement = judge(&points, 1e6, ALPHA);
+        let names: Vec<(String, i64)> = tags.iter().map(|(tag, _)| ((*tag).to_owned(), 1)).collect();
+        course.kept_by(&judgement, &names, course.added(&judgement, &course.whole))
+    }
+
+    #[test]
+    fn lines_of_one_function_that_grow_together_are_its_frames() {
+        let frames = Some(KeptBy::Frames("Service.handle".into()));
+        let each: fn(i64) -> i64 = |at| at / 3 * 100;
+        let half: fn(i64) -> i64 = |at| at / 3 * 50;
+        let model = ("ResNet/maxpool", each);
+        assert_eq!(
+            kept(&[("serve.py:4 Service.handle", each), ("serve.py:7 Service.handle", half), model]),
+            frames
+        );
+        assert_eq!(kept(&[("serve.py:4 Service.handle", each), model]), None, "one line");
+        assert_eq!(kept(&[("serve.py:4 <module>", each), ("serve.py:7 <module>", half)]), None);
+        let late: fn(i64) -> i64 = |at| (at - 40).max(0) * 50;
+        assert_eq!(kept(&[("serve.py:4 Service.handle", each), ("serve.py:7 Service.handle", late)]), None);
+    }
+
+    #[test]
+    fn the_first_of_many_modules_that_grows_in_changing_sizes_is_a_cache() {
+        let log = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/small-train.log");
+        let mut run = gpumem_import::read_file(&log, None).expect("a log").remove(0);
+        let sizes: fn(i64) -> i64 = |at| (0..at).map(|step| 40 + step * 37 % 90).sum();
+        let same: fn(i64) -> i64 = |at| at * 70;
+        assert_eq!(kept(&[("Encoder/layers.0", sizes)]), Some(KeptBy::ChangingSizes));
+        assert_eq!(kept(&[("Encoder/layers.0", same)]), None);
+        let mut first = |name: &str, modules: &[&str], kept_by: Option<KeptBy>| {
+            let cell = |tag: &&str| Cell { tag: Some((*tag).into()), ..run.cells[0].clone() };
+            run.cells = modules.iter().map(cell).collect();
+            let growth = Growth {
+                bytes: 1,
+                axis: "step",
+                over: 1,
+                confidence: 1.0,
+                lasted_ns: None,
+                until_ns: 0,
+                names: vec![(name.into(), 1)],
+                is_in_many: false,
+                is_in_few_steps: false,
+                jumps: None,
+                kept_by,
+                structures: vec!["retained forward outputs".into()],
+            };
+            first_of_many(&Report::new(&run, Groupings::default(), None), &growth)
+        };
+        let (layers, sizes) =
+            (["Encoder/layers.0", "Encoder/layers.1", "Encoder/head"], Some(KeptBy::ChangingSizes));
+        assert_eq!(first("Encoder/layers.0", &layers, sizes.clone()), Some(KeptBy::CacheOfSizes));
+        assert_eq!(first("Encoder/layers.0", &layers, None), None, "one size");
+        assert_eq!(
+            first("Encoder/layers.1", &layers, sizes.clone()),
+            None,
+            "the last one, as of kept outputs"
+        );
+        assert_eq!(first("Encoder/layers.0", &layers[..1], sizes.clone()), None, "the only one");
+        assert_eq!(first("Encoder/head", &layers, sizes), None);
+    }
+}
