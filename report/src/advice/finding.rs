@@ -83,7 +83,7 @@ fn growth(device: &Device, oom: Option<&Oom>, finding: &Finding) -> Item {
             let change = "Keep no gradients with their graphs{0}: of results of create_graph=True, keep .item() or .detach() only";
             (Item::new(Kind::RetainedTensors, Memory::Gradients, device, change), None)
         }
-        Some(KeptBy::ChangingSizes) | None => (of_structure(device, oom, finding), None),
+        None => (of_structure(device, oom, finding), None),
     };
     let names = finding.names.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ");
     let place = if names.is_empty() { String::new() } else { format!(" ({names})") };

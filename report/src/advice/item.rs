@@ -1,8 +1,7 @@
 //! An item of advice, and the advice on a run.
 
-use crate::findings::Outcome;
+use crate::findings::{self, Outcome};
 use gpumem_model::run::{Device, Oom};
-use gpumem_model::units::thousands;
 use serde::Serialize;
 
 /// Minimum saving for advice that no finding asks for, as a share of the process's memory.
@@ -181,5 +180,5 @@ pub(super) fn place_of(oom: &Oom) -> String {
 
 /// Formats bytes in whole MiB.
 pub(super) fn mib(bytes: i64) -> String {
-    format!("{} MiB", thousands(bytes.max(0) as u64 >> 20))
+    format!("{} MiB", findings::mib(bytes))
 }

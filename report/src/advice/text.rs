@@ -3,12 +3,12 @@
 use super::item::{Advice, Basis, Item, mib};
 use crate::Report;
 use crate::findings::text::{list, outcome};
-use crate::findings::{Findings, Kind, Outcome};
+use crate::findings::{self, Findings, Kind, Outcome};
 use crate::labels::command_line_of;
 use crate::lines::listed;
 use crate::most_used;
 use gpumem_model::escape::{self, escape};
-use gpumem_model::units::{signed, thousands};
+use gpumem_model::units::signed;
 use serde_json::{Value, json};
 
 /// Version of the JSON document.
@@ -49,7 +49,7 @@ impl Item {
             None => "saving unknown".to_owned(),
             Some([least, most]) if most <= 0 || mib(least) == mib(most) => format!("-{}", mib(most)),
             Some([least, most]) if least <= 0 => format!("up to -{}", mib(most)),
-            Some([least, most]) => format!("-{} to -{}", thousands(least as u64 >> 20), mib(most)),
+            Some([least, most]) => format!("-{} to -{}", findings::mib(least), mib(most)),
         }
     }
 

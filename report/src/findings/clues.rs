@@ -46,12 +46,12 @@ fn of_keeper(kept_by: &KeptBy) -> Option<String> {
             escape(function)
         )),
         KeptBy::CacheOfSizes => Some(
-            "only the first of several like modules makes it, in changing sizes: a cache with an entry for each size".to_owned(),
+            "only the first of several like modules makes it, in changing sizes, as a cache with an entry for each size".to_owned(),
         ),
         KeptBy::RetainedGraphs => Some(
             "each pass has its backward pass, and yet its activations stay, as with retain_graph=True and a state that is not detached".to_owned(),
         ),
-        KeptBy::GradientGraphs | KeptBy::ChangingSizes => None,
+        KeptBy::GradientGraphs => None,
     }
 }
 

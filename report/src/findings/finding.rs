@@ -188,9 +188,9 @@ fn encoded(value: impl Serialize) -> String {
     serde_json::to_value(value).ok().and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
 }
 
-/// Formats bytes in whole MiB, with thousands separators.
-pub(super) fn mib(bytes: i64) -> String {
-    thousands(bytes.max(0) as u64 >> 20)
+/// Formats bytes in MiB, rounded to whole ones as in the table of a report, with thousands separators.
+pub(crate) fn mib(bytes: i64) -> String {
+    thousands((bytes.max(0) as u64).saturating_add(1 << 19) >> 20)
 }
 
 /// Sorts findings by severity and bytes, and removes those below [`LEAST_SHARE`], except the first one.

@@ -79,6 +79,8 @@ pub(super) struct Growth {
     is_in_few_steps: bool,
     /// Number of the steps or forward passes that added memory, if others add nothing; `None` if that is unknown.
     jumps: Option<u64>,
+    /// Whether each step or forward pass adds different bytes.
+    is_varied: bool,
     /// What keeps the memory, if the amounts show it.
     kept_by: Option<KeptBy>,
     /// The data structures (categories) that make up most of the growth, the one that grows most first.
@@ -266,7 +268,11 @@ impl<'r> Course<'r> {
             is_in_many: names.iter().any(|name| !tags.contains(name)),
             is_in_few_steps: axis != "second" && self.is_in_few_steps(&judgement, &names),
             jumps: self.jumps(&judgement, &names).filter(|_| axis != "second"),
-            kept_by: self.kept_by(&judgement, &names, bytes),
+            kept_by: self.frames(&judgement, bytes),
+            is_varied: self.is_varied(
+                &judgement,
+                names.first().and_then(|(name, _)| self.tags.get(name.as_str())).unwrap_or(&self.whole),
+            ),
             lasted_ns: self.lasted_ns(&judgement),
             until_ns: u64::MAX,
             bytes,
@@ -432,14 +438,18 @@ impl Growth {
     /// Returns the growing memory in words: its structures, and the modules or lines that made it. A line without a structure made
     /// memory outside of every module.
     fn subject(&self) -> String {
-        let lines = self.structures.iter().filter(|name| names::is_line(name)).map(|name| escape(name));
-        let lines = lines.collect::<Vec<_>>().join(", ");
+        let names = self.names.iter().map(|(name, _)| name);
+        let has_lines = self.structures.iter().any(|name| names::is_line(name));
+        let is_line = |name: &&String| has_lines && names::is_line(name);
+        let of_names = names.clone().filter(|name| is_line(name) && !self.structures.contains(name));
+        let lines = self.structures.iter().filter(is_line).chain(of_names);
+        let lines = lines.map(|name| escape(name)).collect::<Vec<_>>().join(", ");
         let tensors =
             (!lines.is_empty()).then(|| format!("tensors made at {lines}, outside of every module"));
-        let structures = self.structures.iter().filter(|name| *name != OTHERS && !names::is_line(name));
+        let structures = self.structures.iter().filter(|name| *name != OTHERS && !is_line(name));
         let structures: Vec<String> = structures.map(|name| escape(name)).collect();
-        let others = self.names.iter().filter(|(name, _)| !self.structures.contains(name));
-        let others: Vec<String> = others.map(|(name, _)| escape(name)).collect();
+        let others = names.filter(|name| !self.structures.contains(name) && !is_line(name));
+        let others: Vec<String> = others.map(|name| escape(name)).collect();
         let modules = match (structures.join(" + "), others.join(", ")) {
             (structures, others) if others.is_empty() => structures,
             (structures, others) if structures.is_empty() => others,
@@ -573,6 +583,9 @@ mod tests {
         };
         let line = "train.py:31 main";
         assert_eq!(subject(&[line], &[line]), format!("tensors made at {line}, outside of every module"));
+        let both = subject(&[line], &[line, "train.py:32 main"]);
+        assert_eq!(both, format!("tensors made at {line}, train.py:32 main, outside of every module"));
+        assert_eq!(subject(&["activations"], &[line]), format!("activations of {line}"));
         assert_eq!(subject(&["activations"], &["Net/a", "Net/b"]), "activations of Net/a, Net/b");
         assert_eq!(subject(&["Others"], &[]), "memory");
     }

@@ -18,7 +18,8 @@ pub(crate) use out_of_memory::{
 };
 
 use crate::{Report, held, ooms, used_or_tracked};
-use finding::{mib, rank};
+pub(crate) use finding::mib;
+use finding::rank;
 use gpumem_model::gap::{Cause, UntrackableChange};
 use gpumem_model::names::Named;
 use gpumem_model::run::{Amounts, Class, Device, Fate, Oom, Run, State};

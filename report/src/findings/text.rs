@@ -7,7 +7,7 @@ use crate::{Report, held, oom, used_or_tracked};
 use gpumem_model::escape::escape;
 use gpumem_model::run::{Class, Fate, OomKind, State};
 use gpumem_model::time::Times;
-use gpumem_model::units::{Unit, thousands};
+use gpumem_model::units::{Unit, signed};
 
 /// Returns a line on how memory ran out, if it did, and then the lines of the findings.
 pub fn lines(report: &Report<'_>) -> Vec<String> {
@@ -77,7 +77,7 @@ pub(crate) fn outcome(report: &Report<'_>, conclusions: &Findings) -> Option<Str
 fn asked(bytes: u64) -> String {
     match bytes >> 20 {
         0 => format!("{} KiB", bytes.div_ceil(1024)),
-        mib => format!("{} MiB", thousands(mib)),
+        _ => format!("{} MiB", mib(signed(bytes))),
     }
 }
 

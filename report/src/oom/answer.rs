@@ -111,7 +111,7 @@ fn subject(cause: &Finding) -> &'static str {
 /// Returns bytes with their unit: whole MiB, or a smaller unit for less than 1 MiB.
 fn amount(bytes: i64) -> String {
     match bytes {
-        0 | 0x10_0000.. => format!("{} MiB", thousands(bytes as u64 >> 20)),
+        0 | 0x10_0000.. => format!("{} MiB", findings::mib(bytes)),
         _ => Unit::for_largest(bytes.saturating_abs()).amount_with_name(bytes),
     }
 }

@@ -15,7 +15,7 @@ const LEAST_RIGHT: f64 = 0.9;
 
 /// A program, the size of its device, a part of the report's first lines (empty if they do not name the cause), the kind of the first
 /// advice, and a part of its text or of the name in it.
-const PLANTED: [(&str, &str, &str, &str, &str); 24] = [
+const PLANTED: [(&str, &str, &str, &str, &str); 29] = [
     ("accumulate", "18G", "Sequential.0", "retained_tensors", "call backward()"),
     ("adam_temp", "24G", "optimizer state", "optimizer_temporaries", "fused=True"),
     ("bptt", "80G", "LM/rnn", "retained_tensors", ".detach()"),
@@ -25,16 +25,21 @@ const PLANTED: [(&str, &str, &str, &str, &str); 24] = [
     ("double", "8G", "float64", "parameter_precision", "float32"),
     ("errors", "80G", "Scorer", "retained_tensors", "exception"),
     ("eval_grad", "12G", "", "evaluation_gradients", "no_grad"),
+    ("failures", "80G", "all tensors of Server.classify", "retained_tensors", "keep their text only"),
     ("feature_hooks", "80G", "ConvNet/stages.3", "retained_tensors", ".detach().cpu()"),
     ("frozen", "9G", "activations of BertModel", "evaluation_gradients", "optimizer updates"),
+    ("gradient_penalty", "4G", "create_graph=True", "retained_tensors", "create_graph=True"),
     ("graphs", "10G", "CUDA graphs", "graph_pools", "one pool"),
     ("jobs", "80G", "", "idle_context", "child processes"),
     ("logits", "40G", "LlamaForCausalLM", "large_output", "chunks"),
     ("naive_attention", "16G", "Reader/attn", "checkpointing", "Reader/attn.*"),
     ("pinned", "80G", "pinned host memory", "pinned_memory", "fixed set"),
+    ("position_bias", "80G", "a cache with an entry for each size", "retained_tensors", "Bound the cache"),
     ("preds", "80G", "Tagger/classifier", "retained_tensors", "keeping the outputs"),
     ("prefetch", "7G", "prefetch.py:18", "retained_tensors", "on the host"),
     ("restarts", "80G", "optimizer state", "retained_tensors", "old optimizers"),
+    ("similarity", "12G", "of the pool are unused", "allocator_setting", "expandable_segments"),
+    ("stateful", "6G", "retain_graph=True", "retained_tensors", "without retain_graph=True"),
     // Each of 24 streams caches 20 MiB, which is less than a hundredth of the device: nothing is advised.
     ("streams", "80G", "streams", "streams", "Reuse"),
     ("string_cache", "80G", "Encoder/norm", "retained_tensors", ".detach().cpu()"),

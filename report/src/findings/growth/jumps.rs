@@ -33,9 +33,12 @@ impl Course<'_> {
         (is_each_step && jumps > 0 && rises_rarely(&amounts, 1.0)).then_some(jumps as u64)
     }
 
-    /// Returns the changes of a tag between the points that `judgement` covers.
-    pub(super) fn changes(&self, judgement: &Judgement, tag: &str) -> Vec<i64> {
-        let amounts = self.named_amounts(judgement, &[(tag.to_owned(), 0)]);
+    /// Returns the changes of an amount between the points that `judgement` covers.
+    pub(super) fn changes(&self, judgement: &Judgement, amounts: &[i64]) -> Vec<i64> {
+        let Some((first, last)) = judgement.span else { return Vec::new() };
+        let points = self.positions.iter().zip(amounts);
+        let points = points.filter(|(position, _)| (first..=last).contains(*position));
+        let amounts: Vec<i64> = points.map(|(_, bytes)| *bytes).collect();
         amounts.windows(2).map(|pair| pair[1].saturating_sub(pair[0])).collect()
     }
 }

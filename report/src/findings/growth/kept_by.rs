@@ -20,8 +20,6 @@ pub(crate) enum KeptBy {
     /// The first of several like modules makes tensors of changing sizes, and the others make none: a cache with an entry for each
     /// size, which the others use.
     CacheOfSizes,
-    /// Tensors have changing sizes.
-    ChangingSizes,
     /// Each forward pass has its backward pass, and yet its activations stay: the graph is retained.
     RetainedGraphs,
     /// Gradients that are many times the parameters grow: they were made with their graphs.
@@ -29,29 +27,15 @@ pub(crate) enum KeptBy {
 }
 
 impl Course<'_> {
-    /// Returns what keeps the memory of the tags `names`.
-    pub(super) fn kept_by(
-        &self,
-        judgement: &Judgement,
-        names: &[(String, i64)],
-        bytes: i64,
-    ) -> Option<KeptBy> {
-        let frames = self.frames(judgement, bytes).map(KeptBy::Frames);
-        frames.or_else(|| match names {
-            [(name, _)] if is_varied(&self.changes(judgement, name)) => Some(KeptBy::ChangingSizes),
-            _ => None,
-        })
-    }
-
-    /// Returns the function with several lines whose memory grows together. The frame of a module of Python (`<module>`) exists
-    /// once.
-    fn frames(&self, judgement: &Judgement, bytes: i64) -> Option<String> {
+    /// Returns the function with several lines whose memory grows together. Memory with a role does not count: a graph keeps
+    /// activations of all lines. The frame of a module of Python (`<module>`) exists once.
+    pub(super) fn frames(&self, judgement: &Judgement, bytes: i64) -> Option<KeptBy> {
         let mut functions: BTreeMap<&str, Vec<Vec<f64>>> = BTreeMap::new();
-        for tag in self.tags.keys().filter(|tag| names::is_line(tag)) {
-            let Some((_, function)) = tag.split_once(' ').filter(|(_, name)| !name.starts_with('<')) else {
+        for (line, amounts) in self.structures.iter().filter(|(name, _)| names::is_line(name)) {
+            let Some((_, function)) = line.split_once(' ').filter(|(_, name)| !name.starts_with('<')) else {
                 continue;
             };
-            let changes = self.changes(judgement, tag);
+            let changes = self.changes(judgement, amounts);
             let added = sum(changes.iter().copied());
             if added as f64 >= bytes as f64 * LINE_SHARE && added > 0 {
                 let mut share = 0.0;
@@ -66,24 +50,26 @@ impl Course<'_> {
             lines.windows(2).all(|pair| pair[0].iter().zip(&pair[1]).all(|(a, b)| (a - b).abs() <= TOGETHER))
         };
         let found = functions.into_iter().filter(|(_, lines)| lines.len() > 1 && grow_together(lines));
-        found.max_by_key(|(_, lines)| lines.len()).map(|(function, _)| function.to_owned())
+        found.max_by_key(|(_, lines)| lines.len()).map(|(name, _)| KeptBy::Frames(name.to_owned()))
+    }
+
+    /// Returns whether an amount grows by different bytes each time.
+    pub(super) fn is_varied(&self, judgement: &Judgement, amounts: &[i64]) -> bool {
+        let changes = self.changes(judgement, amounts);
+        let count = changes.len().max(1) as f64;
+        let mean = sum(changes.iter().copied()) as f64 / count;
+        let deviation = changes.iter().map(|change| (*change as f64 - mean).abs()).sum::<f64>();
+        mean > 0.0 && deviation / count >= mean * VARIED
     }
 }
 
-/// Returns whether changes differ much from each other.
-fn is_varied(changes: &[i64]) -> bool {
-    let mean = sum(changes.iter().copied()) as f64 / changes.len().max(1) as f64;
-    let deviation = changes.iter().map(|change| (*change as f64 - mean).abs()).sum::<f64>();
-    mean > 0.0 && deviation / changes.len() as f64 >= mean * VARIED
-}
-
-/// Returns the path of a module up to its last number, and this number: `Encoder/layers.3/attn` gives `Encoder/layers.` and 3.
+/// Returns the path of a module in a list up to its number, and this number: `Encoder/layers.3/attn` gives `Encoder/layers.` and 3.
 fn numbered(tag: &str) -> Option<(&str, u64)> {
     let end = tag.rfind(|letter: char| letter.is_ascii_digit())? + 1;
     let start = tag[..end].rfind(|letter: char| !letter.is_ascii_digit()).map_or(0, |at| at + 1);
     let is_component = tag[end..].is_empty() || tag[end..].starts_with('/');
-    Some((&tag[..start], tag[start..end].parse().ok()?))
-        .filter(|_| is_component && tag[..start].contains('/'))
+    let is_in_list = tag[..start].ends_with(['.', '/']);
+    Some((&tag[..start], tag[start..end].parse().ok()?)).filter(|_| is_component && is_in_list)
 }
 
 /// Returns [`KeptBy::CacheOfSizes`] if the only growing tag is the first of several modules that differ in their numbers, and the
@@ -91,8 +77,7 @@ fn numbered(tag: &str) -> Option<(&str, u64)> {
 pub(super) fn first_of_many(report: &Report<'_>, growth: &Growth) -> Option<KeptBy> {
     let [(name, _)] = growth.names.as_slice() else { return None };
     let is_of_module = !growth.is_in_many && growth.structures.first().is_some_and(|name| name != OTHERS);
-    let (path, number) =
-        numbered(name).filter(|_| is_of_module && growth.kept_by == Some(KeptBy::ChangingSizes))?;
+    let (path, number) = numbered(name).filter(|_| is_of_module && growth.is_varied)?;
     let others = report.run.cells.iter().filter_map(|cell| numbered(cell.tag.as_deref()?));
     let mut others = others.filter(|(other, _)| *other == path).map(|(_, number)| number).peekable();
     let is_first = others.peek().is_some() && others.clone().all(|other| other >= number);
@@ -107,28 +92,28 @@ mod tests {
     use crate::rules::Groupings;
     use gpumem_model::run::Cell;
 
-    /// Judges 60 points of these tags and returns what keeps their memory.
-    fn kept(tags: &[(&'static str, fn(i64) -> i64)]) -> Option<KeptBy> {
+    /// Judges 60 points of these structures; returns what keeps their memory, and whether its sizes change.
+    fn kept(parts: &[(&'static str, fn(i64) -> i64)]) -> (Option<KeptBy>, bool) {
         let mut course = Course::new((0..60).collect(), (0..60).map(f64::from).collect());
-        for (tag, bytes) in tags {
-            course.tags.insert(tag, (0..60).map(|at| bytes(at) << 20).collect());
+        for (name, bytes) in parts {
+            let amounts: Vec<i64> = (0..60).map(|at| bytes(at) << 20).collect();
+            course.whole.iter_mut().zip(&amounts).for_each(|(sum, bytes)| *sum += bytes);
+            course.structures.insert(name, amounts);
         }
-        for amounts in course.tags.values() {
-            course.whole.iter_mut().zip(amounts).for_each(|(sum, bytes)| *sum += bytes);
-        }
-        let points: Vec<_> =
-            course.positions.iter().copied().zip(course.whole.iter().map(|bytes| *bytes as f64)).collect();
+        let whole = course.whole.iter().map(|bytes| *bytes as f64);
+        let points: Vec<_> = course.positions.iter().copied().zip(whole).collect();
         let judgement = judge(&points, 1e6, ALPHA);
-        let names: Vec<(String, i64)> = tags.iter().map(|(tag, _)| ((*tag).to_owned(), 1)).collect();
-        course.kept_by(&judgement, &names, course.added(&judgement, &course.whole))
+        let frames = course.frames(&judgement, course.added(&judgement, &course.whole));
+        (frames, course.is_varied(&judgement, &course.whole))
     }
 
     #[test]
     fn lines_of_one_function_that_grow_together_are_its_frames() {
         let frames = Some(KeptBy::Frames("Service.handle".into()));
+        let kept = |parts: &[(&'static str, fn(i64) -> i64)]| kept(parts).0;
         let each: fn(i64) -> i64 = |at| at / 3 * 100;
         let half: fn(i64) -> i64 = |at| at / 3 * 50;
-        let model = ("ResNet/maxpool", each);
+        let model = ("activations", each);
         assert_eq!(
             kept(&[("serve.py:4 Service.handle", each), ("serve.py:7 Service.handle", half), model]),
             frames
@@ -145,9 +130,9 @@ mod tests {
         let mut run = gpumem_import::read_file(&log, None).expect("a log").remove(0);
         let sizes: fn(i64) -> i64 = |at| (0..at).map(|step| 40 + step * 37 % 90).sum();
         let same: fn(i64) -> i64 = |at| at * 70;
-        assert_eq!(kept(&[("Encoder/layers.0", sizes)]), Some(KeptBy::ChangingSizes));
-        assert_eq!(kept(&[("Encoder/layers.0", same)]), None);
-        let mut first = |name: &str, modules: &[&str], kept_by: Option<KeptBy>| {
+        assert!(kept(&[("retained forward outputs", sizes)]).1);
+        assert!(!kept(&[("retained forward outputs", same)]).1);
+        let mut first = |name: &str, modules: &[&str], is_varied: bool| {
             let cell = |tag: &&str| Cell { tag: Some((*tag).into()), ..run.cells[0].clone() };
             run.cells = modules.iter().map(cell).collect();
             let growth = Growth {
@@ -161,21 +146,18 @@ mod tests {
                 is_in_many: false,
                 is_in_few_steps: false,
                 jumps: None,
-                kept_by,
+                is_varied,
+                kept_by: None,
                 structures: vec!["retained forward outputs".into()],
             };
             first_of_many(&Report::new(&run, Groupings::default(), None), &growth)
         };
-        let (layers, sizes) =
-            (["Encoder/layers.0", "Encoder/layers.1", "Encoder/head"], Some(KeptBy::ChangingSizes));
-        assert_eq!(first("Encoder/layers.0", &layers, sizes.clone()), Some(KeptBy::CacheOfSizes));
-        assert_eq!(first("Encoder/layers.0", &layers, None), None, "one size");
-        assert_eq!(
-            first("Encoder/layers.1", &layers, sizes.clone()),
-            None,
-            "the last one, as of kept outputs"
-        );
-        assert_eq!(first("Encoder/layers.0", &layers[..1], sizes.clone()), None, "the only one");
-        assert_eq!(first("Encoder/head", &layers, sizes), None);
+        let layers = ["Encoder/layers.0", "Encoder/layers.1", "Encoder/head"];
+        assert_eq!(first("Encoder/layers.0", &layers, true), Some(KeptBy::CacheOfSizes));
+        assert_eq!(first("Encoder/layers.0", &layers, false), None, "one size");
+        assert_eq!(first("Encoder/layers.1", &layers, true), None, "the last one, as of kept outputs");
+        assert_eq!(first("Encoder/layers.0", &layers[..1], true), None, "the only one");
+        assert_eq!(first("Encoder/head", &layers, true), None);
+        assert_eq!(first("Net/fc1", &["Net/fc1", "Net/fc2"], true), None, "not of a list");
     }
 }

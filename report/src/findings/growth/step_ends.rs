@@ -61,6 +61,7 @@ pub(super) fn growth(report: &Report<'_>, device: &Device, oom: &Oom, used: i64)
         is_in_many: true,
         is_in_few_steps: false,
         jumps: None,
+        is_varied: false,
         kept_by: None,
         structures: main_parts(categories.clone(), sum_of(&categories)),
     })
