@@ -12,8 +12,8 @@ use gpumem_runs::store::{RunId, Store};
 use std::path::Path;
 
 /// Reads the requests of `target` (see [`requests`]), and replays them under the recorded settings: those of each device of the
-/// process, the one with the most requests first. `has_roles`: whether a recording's roles are read. `release` is the program's release of PyTorch; without it, one is assumed and
-/// returned.
+/// process, the one with the most requests first. `has_roles`: whether a recording's roles are read. `release` is the program's
+/// release of PyTorch; without it, one is assumed and returned.
 ///
 /// # Errors
 /// The requests do not exist or cannot be read, or do not suffice for a replay.
