@@ -4,6 +4,7 @@
 
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit, setrlimit};
+use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -74,6 +75,35 @@ pub fn trim_heap() {
     }
 }
 
+/// Unmaps this program's code. The kernel maps pages again as they are executed, so that code which only the start needed, or a
+/// rare request, does not stay resident.
+pub fn unmap_code() {
+    let (Ok(maps), Ok(program)) =
+        (std::fs::read_to_string("/proc/self/maps"), std::fs::read_link("/proc/self/exe"))
+    else {
+        return;
+    };
+    for range in code_of(&maps, &program.to_string_lossy()) {
+        // SAFETY: the range is a private mapping of a file that cannot be written, so its pages equal those of the file.
+        #[allow(unsafe_code)]
+        let _ = unsafe {
+            rustix::mm::madvise(range.start as *mut _, range.len(), rustix::mm::Advice::LinuxDontNeed)
+        };
+    }
+}
+
+/// Returns the ranges of addresses in /proc/self/maps at which this file is mapped as code that cannot be written.
+fn code_of(maps: &str, file: &str) -> Vec<Range<usize>> {
+    let range = |line: &str| {
+        let mut words = line.splitn(6, ' ');
+        let (start, end) = words.next()?.split_once('-')?;
+        let is_code = words.next()? == "r-xp" && words.nth(3)?.trim_start() == file;
+        let address = |text| usize::from_str_radix(text, 16).ok();
+        Some(address(start)?..address(end)?).filter(|_| is_code)
+    };
+    maps.lines().filter_map(range).collect()
+}
+
 /// Returns the number of bytes that malloc has in use, for a daemon below 4 GiB. Does not use mallinfo2, which glibc has only
 /// since 2.33.
 #[cfg(target_env = "gnu")]
@@ -97,6 +127,18 @@ pub fn heap_bytes_in_use() -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_code_of_the_program_is_unmapped() {
+        let maps = "1000-2000 r--p 00000000 fe:00 7       /a program\n2000-4000 r-xp 00001000 fe:00 7       /a program\n\
+                    4000-5000 rw-p 00003000 fe:00 7       /a program\n5000-6000 r-xp 00000000 fe:00 8       /a library\n\
+                    6000-7000 rwxp 00000000 fe:00 7       /a program\n7000-8000 r-xp 00000000 00:00 0 \n";
+        assert_eq!(code_of(maps, "/a program"), [0x2000..0x4000]);
+        let own = std::fs::read_to_string("/proc/self/maps").expect("maps");
+        let program = std::fs::read_link("/proc/self/exe").expect("a link");
+        assert!(!code_of(&own, &program.to_string_lossy()).is_empty());
+        unmap_code();
+    }
 
     #[test]
     fn agents_leave_descriptors_to_the_rest() {

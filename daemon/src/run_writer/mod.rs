@@ -25,7 +25,7 @@ pub(crate) use retention::{Doubt, Retention};
 pub(crate) use write_queue::Room;
 
 use crate::limits::user_share::CpuCharge;
-use crate::os::{lock, trim_heap};
+use crate::os::{lock, trim_heap, unmap_code};
 use crate::stats::{Count, Stats, Timing};
 use damaged_store::DamagedStore;
 use earlier_run::{EarlierRun, OpenRun, write};
@@ -569,12 +569,13 @@ impl WriterThread {
         }
     }
 
-    /// Returns freed memory, and memory that SQLite keeps for later reads, to the system.
+    /// Returns freed memory, memory that SQLite keeps for later reads, and code that is not in use to the system.
     fn return_memory(&self) {
         if let Some(Err(error)) = self.store.as_ref().map(Store::release_memory) {
             tracing::debug!(%error, "SQLite keeps its memory");
         }
         trim_heap();
+        unmap_code();
     }
 
     /// Deletes old runs for a limited time, if the interval since the last deletion has passed.

@@ -20,6 +20,7 @@ use super::protocol::{Arguments, Command, FLUSH_NS, FrameWriter, SECOND, Target,
 use super::session::{Next, Session};
 use crate::clock::now_ns;
 use crate::nvml_status::NvmlCalls;
+use crate::os::unmap_code;
 use gpumem_wire::{Body, Stamp};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::ffi::OsString;
@@ -35,6 +36,8 @@ const RETRY_NS: u64 = SECOND;
 const MAX_RETRY_NS: u64 = 30 * SECOND;
 /// Time after which an opened library counts as working, so that the retry interval starts small again (ns).
 const STABLE_NS: u64 = 10 * SECOND;
+/// Time in which a poller normally opens the library and reads all lists once (ns).
+const START_NS: u64 = 5 * SECOND;
 /// Maximum number of actions before frames are written and commands are read.
 const MAX_ACTIONS: u32 = 64;
 /// Time for which NVML stays closed while a GPU is being unbound from the driver, in seconds. Guides suggest the same time for
@@ -124,6 +127,8 @@ struct Poller {
     pulse_ns: u64,
     /// Whether pending frames must be written without delay.
     is_urgent: bool,
+    /// Time at which code that only the start needed is unmapped (ns); `None`: it was.
+    unmap_ns: Option<u64>,
 }
 
 /// Runs the subcommand until its parent has ended or sends `quit`.
@@ -207,6 +212,7 @@ impl Poller {
             flushed_ns: 0,
             pulse_ns: now,
             is_urgent: false,
+            unmap_ns: Some(now + START_NS),
             arguments,
         };
         if released_s > 0 {
@@ -244,6 +250,9 @@ impl Poller {
             self.pulse_ns = now + PULSE_NS;
             self.write_totals(now);
             self.is_urgent = true;
+            if self.unmap_ns.take_if(|time_ns| *time_ns <= now).is_some() {
+                unmap_code();
+            }
         }
         match &mut self.state {
             LibraryState::Closed { retry_ns: until } | LibraryState::Released { until_ns: until }
