@@ -191,7 +191,6 @@ impl Core {
     }
 
     /// Records that existing memory gets another name, role or phase, and updates the row of `key`.
-    #[unsafe(link_section = ".text.hot.gpumem")]
     pub(crate) fn record_retag(&self, thread: &Thread, key: Key, body: Body<'_>, tag: u32) {
         self.recorder.record(thread, RecordContext::tagged(tag), body, |recorder, row| {
             let use_as = (row[7] >> 56) as u8;

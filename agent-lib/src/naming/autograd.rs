@@ -91,7 +91,6 @@ struct RunningNode {
 }
 
 impl Drop for RunningNode {
-    #[inline(always)]
     fn drop(&mut self) {
         let mine = &self.thread.autograd;
         mine.running.store(self.outer, Relaxed);
@@ -139,7 +138,6 @@ fn enter(thread: &'static Thread, node: *const c_void) -> RunningNode {
 }
 
 /// Replacement for `Engine::evaluate_function` in its slot.
-#[unsafe(link_section = ".text.hot.gpumem")]
 unsafe extern "C-unwind" fn evaluate(
     engine: *mut c_void,
     task: *mut c_void,
@@ -240,10 +238,7 @@ pub(crate) fn name_of_running(thread: &Thread) -> Option<AllocationName> {
     if node == 0 {
         return None;
     }
-    let tag = match table() {
-        Some(table) if node != UNNAMED => table.look_up(Node(node)),
-        _ => 0,
-    };
+    let tag = if node == UNNAMED { 0 } else { table().map_or(0, |table| table.look_up(Node(node))) };
     Some(AllocationName { tag, phase: Phase::Backward, ..AllocationName::default() })
 }
 

@@ -148,7 +148,6 @@ impl Core {
     /// Records that a block is a gradient, if the node that the thread runs has accumulated one. `accumulating` is the result
     /// of the function of that name.
     #[inline(never)]
-    #[unsafe(link_section = ".text.hot.gpumem")]
     pub(crate) fn record_gradient(&self, thread: &Thread, accumulating: u64) {
         // SAFETY: calibration proved the layout, and the node holds the objects that are read (see the module's docs).
         let memory = unsafe { Plain::new() };

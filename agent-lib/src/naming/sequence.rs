@@ -89,8 +89,7 @@ impl Table {
     /// A node without an entry is taken for a view. Directly after a named node it ends that node's operation and has the name of
     /// that node. So does an addition after such a view (of a bias to a product). A node further away begins the next operation
     /// and has that operation's name. If the next operation has none, it has the name of the nearest earlier node within `NEAR`.
-    #[inline(never)]
-    #[unsafe(link_section = ".text.hot.gpumem")]
+    #[inline]
     pub(crate) fn look_up(&self, node: Node) -> u32 {
         let ends = if node.0 & ADDS == 0 { VIEW_BEHIND } else { ADDITION_BEHIND };
         let node = Node(node.0 & !ADDS);

@@ -54,7 +54,6 @@ fn armed() -> Option<&'static Interpreter> {
 }
 
 #[inline(never)]
-#[unsafe(link_section = ".text.hot.gpumem")]
 fn find_name(core: &Core) -> Option<AllocationName> {
     in_frames(|reader, state| {
         NameSearch { reader, codes: &CODES, modules: &MODULES, names: &core.recorder.names }.find(state)

@@ -267,8 +267,9 @@ impl Live {
         if let Some(beside) = beside.filter(|beside| *beside != RowExtra::default()) {
             self.write_extra(place, beside);
         }
+        let to = place.row;
         for word in 1..row.len() {
-            place.row[word].store(row[word].to_le(), Relaxed);
+            to[word].store(row[word].to_le(), Relaxed);
         }
         place.row[0].store(row[0].to_le(), Release);
     }
@@ -375,7 +376,6 @@ impl Live {
         hash
     }
 
-    #[unsafe(link_section = ".text.hot.gpumem")]
     pub fn get(&self, key: Key) -> Option<RowCopy> {
         let (_, place) = self.find(key.hash())?;
         self.read(place)

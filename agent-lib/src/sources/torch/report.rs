@@ -47,7 +47,6 @@ type Next = unsafe extern "C-unwind" fn(*mut c_void, i64, u64, u64, u16);
 /// # Safety
 /// Must be called with PyTorch's arguments.
 #[unsafe(naked)]
-#[unsafe(link_section = ".text.hot.gpumem")]
 pub unsafe extern "C-unwind" fn reported(
     address: *mut c_void,
     bytes: i64,
@@ -81,7 +80,6 @@ pub unsafe extern "C-unwind" fn reported(
     );
 }
 
-#[unsafe(link_section = ".text.hot.gpumem")]
 unsafe extern "C-unwind" fn reported_at<const IS_ALLOC: bool>(
     address: *mut c_void,
     bytes: i64,

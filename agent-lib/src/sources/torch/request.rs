@@ -70,7 +70,6 @@ impl Numbers {
     }
 
     #[inline(never)]
-    #[unsafe(link_section = ".text.hot.gpumem")]
     fn search(&self, address: u64) -> Option<u16> {
         let is_its = |place: &AtomicU64| match place.load(Relaxed) {
             0 => match place.compare_exchange(0, address, Relaxed, Relaxed) {
@@ -99,11 +98,11 @@ pub(super) fn read(report: &Report) -> Option<Request> {
     // SAFETY: the layout was proved for this call site, blocks were in this region, and PyTorch keeps the block and its pool during
     // the report.
     let memory = unsafe { Plain::new() };
-    if !is_block(&memory, &report, layout) {
+    if !is_block(&memory, report, layout) {
         give_up();
         return None;
     }
-    request(&memory, &report, layout)
+    request(&memory, report, layout)
 }
 
 /// Reads the request of a block in a region that has had no block so far.
