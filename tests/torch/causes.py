@@ -6,6 +6,7 @@ The device has 16 GiB. A program that runs out of memory ends with PyTorch's err
 """
 
 import collections
+import concurrent.futures
 import copy
 import functools
 import gc
@@ -336,6 +337,18 @@ def communicators_kept():
         group = torch.distributed.new_group([0], use_local_synchronization=True)
         torch.distributed.all_reduce(torch.zeros(4, device="cuda"), group=group)
         trained(model, 1, rows=256, width=512)
+
+
+def workspaces_kept():
+    """A server: each thread has a cuBLAS handle, and each request a stream. PyTorch before 2.13 keeps a workspace for each pair."""
+    model = Net(width=512, depth=2).cuda().eval()
+
+    def answer(request):
+        with torch.no_grad(), torch.cuda.stream(torch.cuda.Stream()):
+            return model(batch(64, 512)).sum().item()
+
+    with concurrent.futures.ThreadPoolExecutor(24) as threads:
+        list(threads.map(answer, range(8000)))
 
 
 # Out of memory for other reasons.

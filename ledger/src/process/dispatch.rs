@@ -3,6 +3,7 @@
 use crate::process::account::Account;
 use crate::process::coverage::parse_lines;
 use crate::process::{NO_BOOK, Process};
+use crate::roles::workspaces::WorkspaceSizes;
 use crate::rows::row::AnomalyCounts;
 use crate::rules::holdings::Holdings;
 use crate::samples::pending::known_until;
@@ -200,7 +201,10 @@ impl Process {
         let stamp: &Stamp = &record.stamp;
         match record.body {
             Body::Hello { claims, .. } => {
-                Arc::make_mut(&mut self.facts).claims = parse_lines(claims);
+                let facts = Arc::make_mut(&mut self.facts);
+                facts.claims = parse_lines(claims);
+                let setting = facts.claims.get("cublas_workspace");
+                self.holdings.workspaces = WorkspaceSizes::with_setting(setting.map(String::as_str));
                 self.program.layers.clear();
                 (self.stream.silent, self.stream.bye) = (false, None);
             }

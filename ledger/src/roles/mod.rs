@@ -2,3 +2,4 @@ pub(crate) mod iterations;
 pub(crate) mod parameters;
 pub(crate) mod state;
 pub(crate) mod undecided;
+pub(crate) mod workspaces;

@@ -2,11 +2,8 @@
 
 use crate::roles::iterations::Iterations;
 use crate::roles::undecided::{List, UndecidedBlocks};
+use crate::roles::workspaces::WORKSPACE_SIZES;
 use gpumem_wire::{Phase, Role};
-
-/// Sizes of library workspaces as PyTorch configures them (bytes): cuBLAS on Hopper and later (`:4096:8`), cuBLAS on other GPUs
-/// (`:4096:2:16:8`), cuBLASLt in PyTorch 2.9 to 2.11.
-pub(crate) const WORKSPACE_BYTES: [u64; 3] = [33_554_432, 8_519_680, 1_048_576];
 
 /// Forward passes keep only results if each keeps at most 1/`RESULTS` of the blocks that a forward pass before a backward pass
 /// keeps.
@@ -48,9 +45,9 @@ pub(crate) struct Roles {
     pub forward_threads: Threads,
     pub backward_threads: Threads,
     /// For each workspace size: whether a parameter of that size exists.
-    pub parameters: [bool; WORKSPACE_BYTES.len()],
+    pub parameters: [bool; WORKSPACE_SIZES],
     /// For each workspace size: whether more blocks of that size existed than there can be workspaces.
-    pub ambiguous: [bool; WORKSPACE_BYTES.len()],
+    pub ambiguous: [bool; WORKSPACE_SIZES],
     /// Whether the agent has named the parameters of a model.
     pub knows_parameters: bool,
 }
@@ -169,6 +166,8 @@ pub(crate) struct RestatedBlock {
     pub address: u64,
     /// The sender's number of the block's stream; 0 if it is unknown.
     pub stream: u16,
+    /// The thread that allocated the block; 0 if it is unknown.
+    pub thread: u32,
 }
 
 #[derive(Debug, Default)]
@@ -184,10 +183,6 @@ pub(crate) struct PhaseReports {
     pub any_phase: bool,
     /// Whether the ledger derives the roles of blocks that a resync added. Steps and passes are not measured meanwhile.
     pub is_replay: bool,
-}
-
-pub(crate) fn workspace_index(bytes: u64) -> Option<usize> {
-    WORKSPACE_BYTES.iter().position(|&size| size == bytes)
 }
 
 pub(crate) fn list_of(phase: Phase) -> Option<List> {

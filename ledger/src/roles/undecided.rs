@@ -21,6 +21,9 @@ pub(crate) enum List {
     Backward,
     Optimizer,
     Evaluation,
+    /// The block has the size of a library's workspace, and was allocated in a forward pass or an evaluation before anything was
+    /// trained.
+    Scratch,
     /// The block was allocated outside every phase, before a forward pass.
     Between,
     /// The block has a role, which changes if the block outlives whole steps.
@@ -29,7 +32,7 @@ pub(crate) enum List {
     Workspace,
 }
 
-const LISTS: usize = 7;
+const LISTS: usize = 8;
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Entry {
@@ -41,6 +44,8 @@ pub(crate) struct Entry {
     pub pool: u32,
     /// The sender's number of the block's stream; 0 if it is unknown.
     pub stream: u16,
+    /// The thread that allocated the block; 0 if it is unknown.
+    pub thread: u32,
     next: u32,
     before: u32,
     pub list: List,
@@ -92,10 +97,11 @@ impl UndecidedBlocks {
         guess: Role,
         (pool, address): (u32, u64),
         bytes: u64,
-        stream: u16,
+        (stream, thread): (u16, u32),
     ) -> u32 {
         let (high, next, before, born, age) = (0, NONE, NONE, list, 0);
-        let entry = Entry { address, bytes, high, pool, stream, next, before, list, born, guess, age };
+        let entry =
+            Entry { address, bytes, high, pool, stream, thread, next, before, list, born, guess, age };
         let at = if self.vacant != NONE {
             let at = self.vacant;
             self.vacant = self.entries[at as usize].next;
@@ -230,7 +236,7 @@ mod tests {
                 if live.is_empty() || next(2) == 0 {
                     let bytes = next(100) + 1;
                     blocks.push((
-                        undecided.add(List::Backward, Role::Temporary, (3, 4), bytes, 0),
+                        undecided.add(List::Backward, Role::Temporary, (3, 4), bytes, (0, 0)),
                         bytes,
                         step,
                         None,
@@ -256,8 +262,9 @@ mod tests {
 
     #[test]
     fn places_are_used_again_and_lists_keep_their_order() {
-        let join =
-            |undecided: &mut UndecidedBlocks, n| undecided.add(List::Forward, Role::Unknown, (0, n), 1, 0);
+        let join = |undecided: &mut UndecidedBlocks, n| {
+            undecided.add(List::Forward, Role::Unknown, (0, n), 1, (0, 0))
+        };
         let mut undecided = UndecidedBlocks::default();
         let places: Vec<u32> = (0..6).map(|n| join(&mut undecided, n)).collect();
         undecided.remove(places[1]);

@@ -29,19 +29,16 @@
 //!
 //! **Blocks that outlive whole steps** are not activations or inputs, but copies of weights, caches, buckets. After three steps
 //! with a forward pass, their role becomes unknown. (A replayed graph allocates no blocks, so its blocks keep their role.) A
-//! block with the exact size of a library's workspace counts as a workspace if at most eight blocks of its stream have that size.
-//! More blocks of that size are something else: an activation of 4096 x 4096 bf16 also has 32 MiB. A block allocated in backward
-//! may be a gradient. Such a block is a workspace only if the parameters are known and none has its size; then one step is
-//! enough.
+//! block with the exact size of a library's workspace counts as a workspace (workspaces.rs). A block allocated in backward may be a
+//! gradient. Such a block is a workspace only if the parameters are known and none has its size; then one step is enough. While
+//! nothing is trained, as in a server, outliving a pass is enough.
 //!
 //! **After a loss of records** phase boundaries may be missing; the next boundary then decides the roles. Blocks that were
 //! unknown before a resync are replayed in the order of their allocation. Two live blocks of different phases prove a boundary
 //! between their allocations.
 
 use crate::book::cells::CellId;
-use crate::roles::state::{
-    End, PhaseReports, RestatedBlock, Roles, WORKSPACE_BYTES, list_of, workspace_index,
-};
+use crate::roles::state::{End, PhaseReports, RestatedBlock, Roles, list_of};
 use crate::roles::undecided::{Entry, List, NOT_LISTED};
 use crate::rows::row::{Extent, Row};
 use crate::rules::holdings::Holdings;
@@ -52,10 +49,6 @@ use gpumem_wire::{Phase, Role, Stamp};
 const SCRATCH_LIBRARIES: [&str; 2] = ["libcublas", "libcudnn"];
 /// Maximum number of ids of scratch libraries that a process may have.
 const MAX_SCRATCH_LIBRARIES: usize = 32;
-/// Maximum number of blocks of one size and stream that can be workspaces: one for each handle, on two threads. Where streams are
-/// unknown, all blocks count as those of one. A program that captures a graph uses three streams: the default one, one for
-/// warm-up, and one for the capture.
-const MAX_WORKSPACES: usize = 8;
 /// Number of outlived steps after which a block is not an activation or input. With two alternating optimizers, each step may
 /// count twice.
 const OLD_AGE: u8 = 3;
@@ -91,6 +84,7 @@ impl Holdings {
         let is_next = std::mem::replace(&mut roles.pass_thread, stamp.thread) == stamp.thread;
         let is_step = std::mem::take(&mut roles.has_backward) && roles.optimized == 0;
         let has_only_results = roles.begin_pass();
+        self.settle_workspaces(book, stamp.thread);
         if is_next {
             self.end_list(book, List::Evaluation, None);
         }
@@ -110,8 +104,9 @@ impl Holdings {
         let roles = &mut self.roles[usize::from(book)];
         roles.failed_seq = seq;
         if !roles.is_trained && roles.passes.is_first() {
-            let blocks: Vec<Entry> = roles.undecided.iter(List::Forward).map(|(_, entry)| entry).collect();
-            for entry in blocks {
+            let lists = [List::Forward, List::Scratch];
+            let blocks = lists.into_iter().flat_map(|list| roles.undecided.iter(list));
+            for (_, entry) in blocks.filter(|(_, entry)| entry.born == List::Forward).collect::<Vec<_>>() {
                 self.assign(&entry, Role::Activation);
             }
             return;
@@ -196,7 +191,7 @@ impl Holdings {
         let roles = &mut self.roles[usize::from(row.book)];
         let entry = roles.undecided.remove(row.owner);
         let is_settled = matches!(entry.list, List::Decided | List::Workspace);
-        let is_known = row.is(Row::EXACT) || entry.list == List::Forward && !roles.is_trained;
+        let is_known = row.is(Row::EXACT) || entry.born == List::Forward && !roles.is_trained;
         let mut row = Row { owner: NOT_LISTED, ..*row };
         let has_failed = row.seq < roles.failed_seq;
         if end == End::Removed || is_settled || is_known || has_failed {
@@ -265,6 +260,9 @@ impl Holdings {
             if !self.phases.has_steps && !self.phases.is_replay && std::mem::take(&mut roles.has_worked) {
                 self.grow_older(book, true);
             }
+        }
+        if matches!(next, Phase::Backward | Phase::Optimizer) && !self.roles[usize::from(book)].is_trained {
+            self.reconsider_workspaces(book);
         }
         match next {
             Phase::Forward | Phase::Evaluation => {
@@ -340,7 +338,7 @@ impl Holdings {
         while let Some((at, entry)) = self.roles[usize::from(book)].undecided.first(list) {
             // Activations, inputs and possible workspaces may still change when they outlive steps. All other blocks keep their
             // role.
-            if may_grow_old || role == Some(Role::Gradient) && workspace_index(entry.bytes).is_some() {
+            if may_grow_old || role == Some(Role::Gradient) && self.workspaces.index(entry.bytes).is_some() {
                 self.roles[usize::from(book)].undecided.move_to(at, List::Decided);
             } else {
                 self.unlist(book, at);
@@ -353,7 +351,7 @@ impl Holdings {
     }
 
     /// Removes a block from its list of undecided blocks, because its role will not change.
-    fn unlist(&mut self, book: u8, at: u32) {
+    pub(super) fn unlist(&mut self, book: u8, at: u32) {
         let entry = self.roles[usize::from(book)].undecided.remove(at);
         if let Some(row) = self.pools[entry.pool as usize].blocks.get_mut(entry.address) {
             row.owner = NOT_LISTED;
@@ -361,7 +359,7 @@ impl Holdings {
     }
 
     /// Assigns a derived role to a block; returns its former cell. `None` if its role was reported.
-    fn assign(&mut self, entry: &Entry, role: Role) -> Option<CellId> {
+    pub(super) fn assign(&mut self, entry: &Entry, role: Role) -> Option<CellId> {
         let row = self.pools[entry.pool as usize].blocks.get(entry.address).copied();
         let row = row.filter(|row| !row.is(Row::EXACT))?;
         self.derive(Extent::Block(entry.pool, entry.address), row, role);
@@ -375,7 +373,7 @@ impl Holdings {
         while let Some((at, entry)) = next {
             let roles = &mut self.roles[usize::from(book)];
             next = roles.undecided.next(&entry);
-            let size = workspace_index(entry.bytes);
+            let size = self.workspaces.index(entry.bytes);
             if !has_worked && size.is_none() {
                 continue;
             }
@@ -391,18 +389,13 @@ impl Holdings {
     fn retire(&mut self, book: u8, at: u32, entry: &Entry) {
         let roles = &mut self.roles[usize::from(book)];
         let is_backward = entry.born == List::Backward;
-        let size = workspace_index(entry.bytes)
+        let size = self
+            .workspaces
+            .index(entry.bytes)
             .filter(|&size| !(roles.ambiguous[size] || is_backward && roles.may_be_gradient(size)));
         let size = size.filter(|_| entry.born != List::Between);
         match size {
-            Some(size) => {
-                roles.undecided.move_to(at, List::Workspace);
-                let before = self.assign(entry, Role::Workspace);
-                if let (true, Some(cell)) = (is_backward, before) {
-                    self.correct_gradients(book, cell, entry.bytes as i64);
-                }
-                self.check_workspaces(book, size, entry.stream);
-            }
+            Some(size) => self.make_workspace(book, at, entry, size),
             None => {
                 self.unlist(book, at);
                 if !is_backward {
@@ -412,38 +405,9 @@ impl Holdings {
         }
     }
 
-    /// Revokes the role of all workspaces of a size if a stream has more blocks of this size than it can have workspaces.
-    fn check_workspaces(&mut self, book: u8, size: usize, stream: u16) {
-        let undecided = &self.roles[usize::from(book)].undecided;
-        let of_size = |entry: &Entry| entry.bytes == WORKSPACE_BYTES[size];
-        let like: Vec<(u32, Entry)> =
-            undecided.iter(List::Workspace).filter(|(_, entry)| of_size(entry)).collect();
-        if like.iter().filter(|(_, entry)| entry.stream == stream).count() <= MAX_WORKSPACES {
-            return;
-        }
-        self.roles[usize::from(book)].ambiguous[size] = true;
-        for (at, entry) in like {
-            self.unlist(book, at);
-            let is_backward = entry.born == List::Backward;
-            let role = if is_backward { Role::Gradient } else { Role::Unknown };
-            let before = self.assign(&entry, role);
-            if let (true, Some(cell)) = (is_backward, before) {
-                let cell = self.cells.with_role(cell, role);
-                self.correct_gradients(book, cell, -(entry.bytes as i64));
-            }
-        }
-    }
-
-    fn correct_gradients(&mut self, book: u8, cell: CellId, mistaken: i64) {
+    pub(super) fn correct_gradients(&mut self, book: u8, cell: CellId, mistaken: i64) {
         let at = usize::from(book);
         self.roles[at].iterations.correct_gradients(cell, mistaken, &self.books[at]);
-    }
-
-    /// Records that a parameter of this size exists, if it is the size of a workspace. Other parameters may be unknown.
-    #[cold]
-    pub fn note_parameter(&mut self, book: u8, bytes: u64) {
-        let roles = &mut self.roles[usize::from(book)];
-        workspace_index(bytes).into_iter().for_each(|size| roles.parameters[size] = true);
     }
 
     /// Measures the bytes of each role for the open iteration. A role counts only if no undecided block has it.
@@ -478,14 +442,21 @@ impl Holdings {
         }
         let mut born: Vec<RestatedBlock> = std::mem::take(&mut self.restated);
         for book in 0..self.books.len() as u8 {
-            for list in [List::Forward, List::Backward, List::Optimizer, List::Evaluation, List::Between] {
+            for list in [
+                List::Forward,
+                List::Backward,
+                List::Optimizer,
+                List::Evaluation,
+                List::Between,
+                List::Scratch,
+            ] {
                 while let Some((at, entry)) = self.roles[usize::from(book)].undecided.first(list) {
                     self.unlist(book, at);
                     let Some(row) = self.pools[entry.pool as usize].blocks.get(entry.address) else {
                         continue;
                     };
-                    let Entry { pool, address, stream, .. } = entry;
-                    born.push(RestatedBlock { seq: row.seq, list, pool, address, stream });
+                    let Entry { pool, address, stream, thread, born: list, .. } = entry;
+                    born.push(RestatedBlock { seq: row.seq, list, pool, address, stream, thread });
                 }
             }
         }
@@ -505,7 +476,7 @@ impl Holdings {
     }
 
     fn replay_birth(&mut self, born: &RestatedBlock) {
-        let RestatedBlock { seq, list, pool, address, stream } = *born;
+        let RestatedBlock { seq, list, pool, address, stream, thread } = *born;
         let row = self.pools[pool as usize].blocks.get(address).copied();
         let Some(row) = row.filter(|row| row.seq == seq && !row.is(Row::EXACT | Row::PENDING)) else {
             return;
@@ -515,7 +486,7 @@ impl Holdings {
             List::Backward => Phase::Backward,
             List::Optimizer => Phase::Optimizer,
             List::Evaluation => Phase::Evaluation,
-            List::Between | List::Decided | List::Workspace => Phase::Unknown,
+            List::Between | List::Decided | List::Workspace | List::Scratch => Phase::Unknown,
         };
         if phase != Phase::Unknown {
             self.enter_phase(row.book, phase, seq, 0);
@@ -523,7 +494,7 @@ impl Holdings {
         }
         let roles = &mut self.roles[usize::from(row.book)];
         let guess = roles.likely_role(list);
-        let at = roles.undecided.add(list, guess, (pool, address), row.bytes, stream);
+        let at = roles.add(&self.workspaces, list, guess, (pool, address), row.bytes, (stream, thread));
         self.derive(Extent::Block(pool, address), row, guess);
         if let Some(row) = self.pools[pool as usize].blocks.get_mut(address) {
             row.owner = at;

@@ -6,6 +6,7 @@ use crate::base::quota::{list, map, sorted};
 use crate::book::cells::{CellId, CellTable};
 use crate::book::{Book, Window};
 use crate::roles::state::{PhaseReports, RestatedBlock, Roles};
+use crate::roles::workspaces::WorkspaceSizes;
 use crate::rows::block_ring::{BlockRing, OwnBytes};
 use crate::rows::in_flight::{InFlight, InFlights};
 use crate::rows::pool::{Carved, Pool, Segment};
@@ -61,6 +62,7 @@ pub(crate) struct Holdings {
     pub(super) residues: Vec<PeakResidues>,
     pub(super) roles: Vec<Roles>,
     pub phases: PhaseReports,
+    pub workspaces: WorkspaceSizes,
     /// Whether a forward pass began with the current block.
     pub pass_begins: bool,
     /// Blocks with a phase that were unknown before the resync in progress.

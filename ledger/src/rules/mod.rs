@@ -5,3 +5,4 @@ mod pool;
 mod resync;
 mod segment;
 mod vmm;
+mod workspaces;

@@ -267,8 +267,8 @@ impl Holdings {
         // Blocks that a resync restates, or that are older than the agent, were allocated in an earlier phase.
         let is_born = !restated && !stamp.flags.has(Flags::OLDER);
         let (role, list) = if is_born { self.role_at_birth(book, stamp, use_as) } else { (use_as.0, None) };
-        let pool = &mut self.pools[index as usize];
         let stream = Request::of(stamp).map(|request| request.stream);
+        let pool = &mut self.pools[index as usize];
         pool.streams |= stream.map_or(0, |stream| 1 << stream.min(63));
         let booked = if pool.backed_bytes == pool.segment_bytes && !self.unseen_segments {
             pool.segment_bytes > 0 // all segments are booked
@@ -292,8 +292,9 @@ impl Holdings {
         let exact = if use_as.0 == Role::Unknown { 0 } else { Row::EXACT | Row::BORN_EXACT };
         let owner = match list {
             Some(list) => {
-                let stream = stream.unwrap_or_default();
-                self.roles[usize::from(book)].undecided.add(list, role, (index, address), bytes, stream)
+                let from = (stream.unwrap_or_default(), stamp.thread);
+                let roles = &mut self.roles[usize::from(book)];
+                roles.add(&self.workspaces, list, role, (index, address), bytes, from)
             }
             None => NOT_LISTED,
         };
@@ -311,7 +312,14 @@ impl Holdings {
         pool.blocks.insert(address, row);
         if let Some(list) = list_of(use_as.1).filter(|_| restated && exact == 0) {
             let stream = stream.unwrap_or_default();
-            self.restated.push(RestatedBlock { seq: stamp.seq, list, pool: index, address, stream });
+            self.restated.push(RestatedBlock {
+                seq: stamp.seq,
+                list,
+                pool: index,
+                address,
+                stream,
+                thread: stamp.thread,
+            });
         }
         let has_children = pool.has_children;
         if has_children && bytes >= LARGE_BYTES {

@@ -455,6 +455,67 @@ fn each_stream_has_workspaces_of_its_own() {
     }
 }
 
+/// Runs one request on each of three threads and three streams; each request keeps a block of this size.
+fn serve(t: &mut Train, bytes: u64, phase: Phase, keeps: bool) {
+    for (thread, stream) in (20..23).flat_map(|thread| (1..4).map(move |stream| (thread, stream))) {
+        (t.s.stamp.flags, t.s.stamp.context) = (Flags::REQUEST, stream);
+        t.born_on(thread, "input", 10, Unknown).born_on(thread, "temporary", bytes, phase);
+        if keeps {
+            t.born_on(thread, "kept", bytes, phase).live.remove("kept");
+        }
+        t.free("temporary").free("input");
+        t.s.stamp.flags = Flags::default();
+    }
+}
+
+#[test]
+fn each_thread_of_a_server_has_workspaces_for_each_stream() {
+    for (bytes, phase) in [(HOPPER, Evaluation), (OTHERS, Forward), (LT, Forward)] {
+        let mut t = Train::new();
+        serve(&mut t, bytes, phase, true);
+        serve(&mut t, bytes, phase, false);
+        assert_eq!(t.now(), format!("Workspace {}", 9 * bytes));
+        // Results that each request keeps are soon too many.
+        (0..4).for_each(|_| serve(&mut t, bytes, phase, true));
+        serve(&mut t, bytes, phase, false);
+        assert_eq!(t.now(), format!("Unknown {}", 5 * 9 * bytes));
+    }
+}
+
+/// Two networks run before the first backward pass, and their activations have the size of a workspace.
+#[test]
+fn passes_before_the_first_backward_have_activations() {
+    for activations in [2, 6] {
+        let mut t = Train::new();
+        for input in ["first", "second", "third"] {
+            t.born(input, 10, Unknown);
+            (0..activations).for_each(|_| _ = t.born("kept", HOPPER, Forward).live.remove("kept"));
+            t.free(input);
+        }
+        t.born("g", 100, Backward);
+        assert_eq!(t.now(), format!("Activation {} Temporary 100", 3 * activations * HOPPER));
+    }
+}
+
+#[test]
+fn setting_of_a_process_gives_the_size_of_its_workspaces() {
+    const KIB: u64 = 1024;
+    for (claims, bytes) in [("cublas_workspace=:16:8\n", 128 * KIB), ("cublas_workspace=off\n", HOPPER)] {
+        let mut t = Train::new();
+        let hello = Body::Hello { start_ticks: 7, versions: 0, capabilities: 0, instance: 0, claims };
+        t.s.control(hello);
+        serve(&mut t, bytes, Forward, true);
+        serve(&mut t, bytes, Forward, false);
+        assert_eq!(t.now(), format!("Workspace {}", 9 * bytes));
+    }
+    let mut t = Train::new();
+    let claims = "cublas_workspace=:16:8\n";
+    t.s.control(Body::Hello { start_ticks: 7, versions: 0, capabilities: 0, instance: 0, claims });
+    serve(&mut t, HOPPER, Forward, true);
+    serve(&mut t, HOPPER, Forward, false);
+    assert_eq!(t.now(), format!("Unknown {}", 9 * HOPPER));
+}
+
 /// The list of a late agent may come in the middle of a pass.
 #[test]
 fn what_is_older_than_the_agent_is_of_no_phase() {

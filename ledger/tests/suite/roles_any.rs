@@ -35,6 +35,10 @@ struct Block {
     born: Phase,
     role: Role,
     told: bool,
+    /// The thread that allocated the block; 0 if a resync restated it.
+    thread: u32,
+    /// Allocated in a pass before anything was trained, with the size of a workspace.
+    is_scratch: bool,
     at: At,
     live: bool,
     pending: bool,
@@ -113,6 +117,7 @@ impl Model {
         let is_done = usual > 0 && since > usual && remaining <= most;
         self.passes[0] += 1;
         self.passes[3] = if is_done { 1 } else { undecided + 1 };
+        self.settle_scratch(thread);
         if is_next {
             self.settle(Phase::Evaluation, None);
         }
@@ -121,6 +126,48 @@ impl Model {
         }
         if is_step && !self.stepped {
             self.grow_older(true);
+        }
+    }
+
+    fn may_be_scratch(&self, born: Phase, bytes: u64) -> bool {
+        let is_pass = matches!(born, Phase::Forward | Phase::Evaluation) && !self.trained;
+        is_pass && is_scratch_size(bytes) && !self.ambiguous.contains(&bytes)
+    }
+
+    /// A pass begins: blocks that the thread's earlier passes kept may be workspaces.
+    fn settle_scratch(&mut self, thread: u32) {
+        let is_due = |b: &&Block| b.live && b.at == At::Open && b.is_scratch && b.thread == thread;
+        let due: Vec<(u64, u64)> = self.blocks.values().filter(is_due).map(|b| (b.seq, b.bytes)).collect();
+        for (seq, bytes) in due {
+            let is_workspace = !self.ambiguous.contains(&bytes);
+            let Some(block) = self.blocks.get_mut(&seq) else { continue };
+            block.is_scratch = false;
+            if !is_workspace {
+                continue;
+            }
+            block.at = At::Workspace;
+            if !block.told {
+                block.role = Role::Workspace;
+            }
+            self.check_workspaces(bytes, thread);
+        }
+    }
+
+    /// Revokes all workspaces of a size if a thread has more than four.
+    fn check_workspaces(&mut self, bytes: u64, thread: u32) {
+        let is_like = |b: &&Block| b.live && b.at == At::Workspace && (b.bytes, b.thread) == (bytes, thread);
+        if self.blocks.values().filter(is_like).count() <= 4 {
+            return;
+        }
+        self.ambiguous.insert(bytes);
+        let like = |b: &&mut Block| b.live && b.at == At::Workspace && b.bytes == bytes;
+        let next = if self.trained { At::Rest } else { At::Open };
+        for block in self.blocks.values_mut().filter(like) {
+            block.at = next;
+            if !block.told {
+                let is_gradient = block.born == Phase::Backward;
+                block.role = if is_gradient { Role::Gradient } else { Role::Unknown };
+            }
         }
     }
 
@@ -170,8 +217,10 @@ impl Model {
         let guess = born.map_or(Role::Unknown, |born| self.guess(born));
         let role = if told { role } else { guess };
         let born = born.unwrap_or_default();
+        let is_scratch = at == At::Open && self.may_be_scratch(born, bytes);
+        let (live, pending, is_final) = (true, false, false);
         let block =
-            Block { seq, bytes, stamped, born, role, told, at, live: true, pending: false, is_final: false };
+            Block { seq, bytes, stamped, born, role, told, thread, is_scratch, at, live, pending, is_final };
         self.blocks.insert(seq, block);
     }
 
@@ -198,7 +247,8 @@ impl Model {
     }
 
     fn settle(&mut self, born: Phase, role: Option<Role>) {
-        for block in self.blocks.values_mut().filter(|b| b.live && b.at == At::Open && b.born == born) {
+        let is_due = |b: &&mut Block| b.live && b.at == At::Open && b.born == born && !b.is_scratch;
+        for block in self.blocks.values_mut().filter(is_due) {
             let is_kept = matches!(role, Some(Role::Activation | Role::Input))
                 || role == Some(Role::Gradient) && is_scratch_size(block.bytes);
             block.at = if is_kept { At::Kept(0) } else { At::Rest };
@@ -231,7 +281,13 @@ impl Model {
             self.settle(Phase::Unknown, Some(Role::Input));
         }
         if matches!(next, Phase::Backward | Phase::Optimizer) {
-            self.trained = true;
+            if !std::mem::replace(&mut self.trained, true) {
+                self.ambiguous.clear();
+                for block in self.blocks.values_mut().filter(|b| b.live) {
+                    block.is_scratch = false;
+                    block.at = if block.at == At::Workspace { At::Open } else { block.at };
+                }
+            }
             self.has_backward |= next == Phase::Backward;
             if next == Phase::Backward && !self.replays {
                 self.passes[3] = 0;
@@ -255,7 +311,7 @@ impl Model {
             let Some(block) = self.blocks.get_mut(&seq) else { continue };
             let At::Kept(age) = block.at else { continue };
             block.at = At::Kept(age + 1);
-            let bytes = block.bytes;
+            let (bytes, thread) = (block.bytes, block.thread);
             let may_be_gradient = !self.knows_parameters || self.parameter_sizes.contains(&bytes);
             let is_gradient = block.born == Phase::Backward;
             if age + 1 < 3 && (may_be_gradient || !is_gradient || !is_scratch_size(bytes)) {
@@ -269,16 +325,8 @@ impl Model {
             if !block.told && (is_workspace || !is_gradient) {
                 block.role = if is_workspace { Role::Workspace } else { Role::Unknown };
             }
-            let like = |b: &&mut Block| b.live && b.at == At::Workspace && b.bytes == bytes;
-            if self.blocks.values_mut().filter(like).count() > 8 {
-                self.ambiguous.insert(bytes);
-                for block in self.blocks.values_mut().filter(like) {
-                    block.at = At::Rest;
-                    if !block.told {
-                        let is_gradient = block.born == Phase::Backward;
-                        block.role = if is_gradient { Role::Gradient } else { Role::Unknown };
-                    }
-                }
+            if is_workspace {
+                self.check_workspaces(bytes, thread);
             }
         }
     }
@@ -328,7 +376,8 @@ impl Model {
             if is_phase {
                 again.push(block.seq);
             }
-            self.blocks.insert(block.seq, Block { role, at: At::Rest, born: block.stamped, ..block.clone() });
+            let block = Block { role, at: At::Rest, born: block.stamped, thread: 0, ..block.clone() };
+            self.blocks.insert(block.seq, block);
         }
         // Roles and frees whose records were lost.
         for block in world.values() {
@@ -362,7 +411,11 @@ impl Model {
                 self.since = seq;
             }
             let role = self.guess(born);
-            self.blocks.entry(seq).and_modify(|block| (block.at, block.role) = (At::Open, role));
+            let is_scratch = self.may_be_scratch(born, self.blocks[&seq].bytes);
+            self.blocks.entry(seq).and_modify(|block| {
+                (block.at, block.role) = (At::Open, role);
+                block.is_scratch = is_scratch;
+            });
         }
         if before.1 > self.since {
             self.enter(before.0, before.1);
@@ -482,6 +535,8 @@ impl Drive {
             born: phase,
             role,
             told,
+            thread,
+            is_scratch: false,
             at,
             live: true,
             pending,

@@ -13,6 +13,8 @@ use gpumem_wire::Phase;
 /// Category of NCCL's buffers, and the end of the name of every category of memory that a library allocates for itself.
 const NCCL: &str = "libnccl (outside torch)";
 const OUTSIDE_TORCH: &str = " (outside torch)";
+/// Category of the workspaces of cuBLAS.
+const WORKSPACE: &str = "workspace (cuBLAS etc.)";
 /// Minimum growth of another process, in bytes, that is stated.
 const LEAST_GROWTH: i64 = 1 << 20;
 
@@ -110,6 +112,10 @@ fn of_structure(device: &Device, oom: Option<&Oom>, finding: &Finding) -> Item {
         outside if outside.ends_with(OUTSIDE_TORCH) => {
             let change = "Free what a library allocates outside of PyTorch in each step{0}";
             (Kind::RetainedTensors, Memory::Libraries, change)
+        }
+        WORKSPACE => {
+            let change = "Multiply matrices on fewer threads and streams{0}: cuBLAS keeps a workspace for each pair of them";
+            (Kind::Workspace, Memory::Libraries, change)
         }
         findings::PINNED => {
             let change = "Reuse a fixed set of pinned buffers{0}: new ones are kept in each step";

@@ -219,6 +219,19 @@ fn savings_that_cost_nothing_are_advised_to_programs_that_fit() {
 }
 
 #[test]
+fn workspaces_of_many_threads_and_streams_are_no_outputs() {
+    for version in ["2.4.1", "2.12.1"] {
+        let Some(wheel) = torch::wheel(version) else { return };
+        let report = report_of(&wheel, of_causes("workspaces_kept"));
+        let first = &report["findings"][0];
+        assert_eq!((&report["outcome"], &first["kind"]), (&"out_of_memory".into(), &"growth".into()));
+        let what = first["what"].as_str().unwrap_or_default();
+        assert!(what.starts_with("workspace (cuBLAS etc.) of "), "{version}: {what}");
+        assert_eq!(report["why"]["advice"][0]["kind"], "workspace", "{}", report["why"]);
+    }
+}
+
+#[test]
 fn healthy_programs_have_no_finding() {
     let Some(wheel) = torch::wheel("2.15.0") else { return };
     for (program, report) in reports_of(&wheel, &HEALTHY.map(of_causes)) {
