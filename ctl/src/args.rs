@@ -127,6 +127,7 @@ pub(crate) struct Job {
 #[derive(Debug, Args)]
 pub(crate) struct Doctor {
     /// Also check this process
+    #[arg(value_parser = typed::pid)]
     pub pid: Option<u32>,
     /// Print JSON
     #[arg(long)]
@@ -145,6 +146,7 @@ pub(crate) struct Doctor {
 #[derive(Debug, Args)]
 pub(crate) struct Record {
     /// One of your processes
+    #[arg(value_parser = typed::pid)]
     pub pid: u32,
     /// Action
     pub verb: Verb,
@@ -272,7 +274,7 @@ pub(crate) struct Report {
     #[arg(long, value_name = "ID", conflicts_with = "run", help_heading = "Data source")]
     pub job: Option<String>,
     /// Select a process of a recording with several
-    #[arg(long, value_name = "PID", help_heading = "Data source")]
+    #[arg(long, value_name = "PID", value_parser = typed::pid, help_heading = "Data source")]
     pub pid: Option<u32>,
     /// Format of a file, instead of detection
     #[arg(long, value_parser = formats(), help_heading = "Data source")]
@@ -313,7 +315,7 @@ pub(crate) struct Report {
     #[arg(long, requires = "iterations", help_heading = "Content")]
     pub columns: bool,
     /// With --iterations: show every Nth iteration
-    #[arg(long, value_name = "N", requires = "iterations", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Content")]
+    #[arg(long, value_name = "N", requires = "iterations", value_parser = typed::count, help_heading = "Content")]
     pub every: Option<u64>,
     /// Show the program's counters, and count and duration of its ranges (also with --json)
     #[arg(long, conflicts_with_all = ["csv", "html", "steps", "growth", "iterations", "by", "tags", "all"], help_heading = "Content")]
@@ -363,7 +365,7 @@ pub(crate) struct Oom {
     #[arg(long, value_name = "ID", conflicts_with = "run")]
     pub job: Option<String>,
     /// Select a process of a recording with several
-    #[arg(long, value_name = "PID")]
+    #[arg(long, value_name = "PID", value_parser = typed::pid)]
     pub pid: Option<u32>,
     #[command(flatten)]
     pub source: DataSource,
@@ -428,6 +430,7 @@ where
 #[derive(Debug, Args)]
 pub(crate) struct Top {
     /// Start with the details of this process
+    #[arg(value_parser = typed::pid)]
     pub pid: Option<u32>,
     /// Refresh interval: 0.1 to 3600 seconds
     #[arg(short, long, value_name = "SECONDS", default_value = "2", value_parser = interval)]

@@ -23,7 +23,7 @@ pub(crate) struct Why {
     #[arg(long, visible_alias = "gpu", value_name = "N|UUID")]
     pub device: Option<String>,
     /// Select a process of a recording with several
-    #[arg(long, value_name = "PID")]
+    #[arg(long, value_name = "PID", value_parser = typed::pid)]
     pub pid: Option<u32>,
     #[command(flatten)]
     pub source: DataSource,
@@ -123,7 +123,7 @@ pub(crate) struct Export {
     #[arg(value_name = "RUN|PID|FILE")]
     pub run: String,
     /// Select a process of a recording with several
-    #[arg(long, value_name = "PID")]
+    #[arg(long, value_name = "PID", value_parser = typed::pid)]
     pub pid: Option<u32>,
     #[command(flatten)]
     pub output: Output,
@@ -164,8 +164,8 @@ pub(crate) struct Runs {
     #[arg(long, value_name = "BY", default_value = "stored", value_parser = words(ORDERS))]
     pub sort: Sort,
     /// Maximum number of runs
-    #[arg(long, value_name = "N")]
-    pub limit: Option<usize>,
+    #[arg(long, value_name = "N", value_parser = typed::count)]
+    pub limit: Option<u64>,
     #[command(flatten)]
     pub store: StorePath,
 }
@@ -217,10 +217,10 @@ pub(crate) struct WhatIf {
     #[arg(long, value_name = "NAME=FACTOR", value_parser = typed::scale)]
     pub scale: Vec<(String, f64)>,
     /// GPU, by its number in the program [default: each]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = typed::gpu)]
     pub gpu: Option<u8>,
     /// Process of a recording [default: the one with most requests]
-    #[arg(long)]
+    #[arg(long, value_parser = typed::pid)]
     pub pid: Option<u32>,
     /// PyTorch release of the program, such as 2.15
     #[arg(long, value_name = "RELEASE")]

@@ -82,6 +82,24 @@ fn number(text: &str) -> Option<u64> {
     text.parse().ok().filter(|_| text.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
+/// Parses the pid of a process.
+pub(crate) fn pid(text: &str) -> Result<u32, String> {
+    let pid = number(text).and_then(|pid| u32::try_from(pid).ok()).filter(|pid| *pid > 0);
+    pid.ok_or_else(|| {
+        "a pid is a number, as 4711; gpumemctl ps lists processes, and gpumemctl runs stored runs".into()
+    })
+}
+
+/// Parses a number from 1 on, as of rows or steps.
+pub(crate) fn count(text: &str) -> Result<u64, String> {
+    number(text).filter(|count| *count > 0).ok_or_else(|| "a count is 1 or more".into())
+}
+
+/// Parses the number of a GPU.
+pub(crate) fn gpu(text: &str) -> Result<u8, String> {
+    text.parse().map_err(|_| "a GPU is its number in the program, as 0".into())
+}
+
 /// The processes that get a mark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Pid {
@@ -92,12 +110,12 @@ pub(crate) enum Pid {
 }
 
 impl std::str::FromStr for Pid {
-    type Err = &'static str;
+    type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         match text {
             "all" => Ok(Pid::All),
-            pid => pid.parse().map(Pid::One).map_err(|_| "a pid, or all"),
+            text => pid(text).map(Pid::One).map_err(|error| format!("{error}; all means every process")),
         }
     }
 }
@@ -132,6 +150,16 @@ mod tests {
         for bad in ["", "0", "M", "-1", "+1", "1X", "5iB", "1KiBiB", "99999999999T"] {
             assert!(size(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn pids_and_counts_are_digits() {
+        assert_eq!((pid("4711"), count("3"), gpu("0")), (Ok(4711), Ok(3), Ok(0)));
+        for bad in ["", "0", "-1", "+1", "abc", "r1", "4294967296"] {
+            assert!(pid(bad).is_err_and(|error| error.contains("gpumemctl ps")), "{bad}");
+        }
+        assert!(["0", "-1", "x"].iter().all(|bad| count(bad).is_err()));
+        assert!(["256", "-1", "x"].iter().all(|bad| gpu(bad).is_err()));
     }
 
     #[test]

@@ -40,7 +40,7 @@ fn filter(args: &Runs) -> Result<Filter> {
         oom: args.oom,
         label: args.label.clone(),
         sort: args.sort,
-        limit: args.limit,
+        limit: args.limit.and_then(|limit| usize::try_from(limit).ok()),
     })
 }
 

@@ -138,7 +138,7 @@ fn a_mark_goes_to_the_daemon_and_says_how_to_use_it() {
     assert!(text.contains("pids 8, 9: gpumemctl report 8 --since mark:10:30\n"), "{text}");
     daemon.says("POST /v1/mark?name=x&job=j", 404, r#"{"error":"no process of job j uses a GPU"}"#);
     assert_eq!(failure(&folder.run(&["mark", "x", "--job", "j"])).0, 3);
-    assert!(failure(&folder.run(&["mark", "x", "some"])).1.contains("a pid, or all"));
+    assert!(failure(&folder.run(&["mark", "x", "some"])).1.contains("all means every process"));
 }
 
 #[test]

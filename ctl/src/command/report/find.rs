@@ -82,7 +82,7 @@ pub(crate) fn stored(args: &Args) -> Result<Found> {
     match (name, id) {
         (Some(name), None) if !name.contains('/') && !Path::new(name).exists() => {
             let text = format!(
-                "{name}: no such file, and neither a pid nor a run: runs are named r1, r2, ... (for a job: --job {name})"
+                "{name}: no such file, and neither a pid nor a run: gpumemctl ps lists pids; runs are named r1, r2, ... (gpumemctl runs; for a job: --job {name})"
             );
             return Err(Kind::NotFound.error(text));
         }
