@@ -59,6 +59,9 @@ pub struct EndedRow {
     pub command: Option<String>,
     /// Known names of the process's owner, as in [`ProcessRow::who`].
     pub who: BTreeMap<String, String>,
+    /// How the process ended: `out of memory`, `perhaps out of memory`, or its status if that is not 0, such as `exit 1`.
+    #[serde(default)]
+    pub outcome: Option<String>,
 }
 
 /// A conclusion about the memory of a live process. The report's JSON has the same ones in `findings`.

@@ -232,7 +232,9 @@ fn ended_lines(ended: &[EndedRow], width: usize) -> String {
     last.map(|row| {
         let user = row.who.get("user").map(|user| format!(" {}", escape(user))).unwrap_or_default();
         let (pid, age) = (row.pid, duration(row.age_ms.saturating_mul(1_000_000)));
-        let head = format!("ended {age} ago: pid {pid}{user}");
+        let outcome =
+            row.outcome.as_deref().map(|outcome| format!(", {}", escape(outcome))).unwrap_or_default();
+        let head = format!("ended {age} ago{outcome}: pid {pid}{user}");
         let next = format!("(gpumemctl report {})", escape(&row.run));
         let room = width.saturating_sub(width_of(&head) + width_of(&next) + 2).max(LEAST_COMMAND);
         let command = row.command.as_deref().map(|command| command_line(command, room) + " ");
@@ -499,12 +501,14 @@ MiB; next: gpumemctl report PID
             ..EndedRow::default()
         };
         ps.ended = vec![ended(7, 42_000, "python train.py --lr 1"), ended(8, 3_600_000, "python old.py")];
+        ps.ended[0].outcome = Some("out of memory".into());
         let lines = |width| table(&ps, width).strip_prefix(&table(&machine(), width)).map(str::to_owned);
-        let line = "ended 42.0 s ago: pid 7 ana python train.py --lr 1 (gpumemctl report r7)\n";
+        let line =
+            "ended 42.0 s ago, out of memory: pid 7 ana python train.py --lr 1 (gpumemctl report r7)\n";
         assert_eq!(lines(None).as_deref(), Some(line));
-        let narrow = lines(Some(70)).expect("a line after the table");
+        let narrow = lines(Some(80)).expect("a line after the table");
         assert!(
-            narrow.trim_end().chars().count() <= 70 && narrow.ends_with("(gpumemctl report r7)\n"),
+            narrow.trim_end().chars().count() <= 80 && narrow.ends_with("(gpumemctl report r7)\n"),
             "{narrow}"
         );
         only(&mut ps, "3").expect("a device");

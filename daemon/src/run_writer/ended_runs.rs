@@ -6,6 +6,8 @@ use gpumem_ledger::ProcessKey;
 use gpumem_model::control::EndedRow;
 use gpumem_model::owner::Owner;
 use gpumem_model::run::{Process, Run, State};
+use gpumem_report::findings::Outcome;
+use gpumem_report::text::exit;
 use gpumem_runs::store::RunId;
 use std::collections::VecDeque;
 use std::sync::Mutex;
@@ -18,6 +20,7 @@ const MAX_RUNS: usize = 32;
 struct EndedRun {
     id: RunId,
     process: Process,
+    outcome: Option<String>,
     /// Time at which the final run was written.
     at: Instant,
 }
@@ -33,6 +36,7 @@ impl EndedRun {
             age_ms: u64::try_from(self.at.elapsed().as_millis()).unwrap_or(u64::MAX),
             command: facts.get("command").or(facts.get("comm")).cloned(),
             who: Owner::of(facts, claims, *uid).map(),
+            outcome: self.outcome.clone(),
         }
     }
 }
@@ -62,12 +66,15 @@ impl EndedRuns {
 
     /// Adds a run that has been written, if it is that of an ended process.
     pub(super) fn add(&self, id: RunId, run: &Run) {
-        if !matches!(run.state, State::Closed { .. }) || self.id_of(key_of(run)).is_some() {
+        let State::Closed { status, .. } = run.state else { return };
+        if self.id_of(key_of(run)).is_some() {
             return;
         }
+        let status = status.filter(|status| *status != 0).map(exit);
+        let outcome = Outcome::of(run).words().map(str::to_owned).or(status);
         let mut all = lock(&self.0);
         all.truncate(MAX_RUNS - 1);
-        all.push_front(EndedRun { id, process: run.process.clone(), at: Instant::now() });
+        all.push_front(EndedRun { id, process: run.process.clone(), outcome, at: Instant::now() });
     }
 }
 
@@ -75,6 +82,25 @@ impl EndedRuns {
 mod tests {
     use super::super::tests::run;
     use super::*;
+    use gpumem_model::run::{Details, Device, Fate, Oom, OomKind};
+
+    #[test]
+    fn rows_state_how_a_process_ended() {
+        let outcome = |status: u64, ooms: Vec<Oom>| {
+            let mut run = run(1);
+            run.state = State::Closed { time_ns: 1, status: Some(status) };
+            run.devices =
+                vec![Device { details: Details { ooms, ..Details::default() }, ..Device::default() }];
+            let all = EndedRuns::default();
+            all.add(RunId(1), &run);
+            all.rows(|_| true).remove(0).outcome
+        };
+        assert_eq!(outcome(0, Vec::new()), None);
+        assert_eq!(outcome(1 << 8, Vec::new()).as_deref(), Some("exit 1"));
+        let fate = Fate::Fatal { after_ns: 0, status: None };
+        let oom = Oom { kind: OomKind::Device, asked_bytes: 1 << 30, fate, ..Oom::default() };
+        assert_eq!(outcome(1 << 8, vec![oom]).as_deref(), Some("out of memory"));
+    }
 
     #[test]
     fn only_the_last_ended_processes_are_known() {

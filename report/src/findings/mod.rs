@@ -53,6 +53,26 @@ pub enum Outcome {
     Running,
 }
 
+impl Outcome {
+    /// Returns how a run ended.
+    pub fn of(run: &Run) -> Self {
+        match (decisive_of(run), run.state) {
+            (Some((.., outcome)), _) => outcome,
+            (None, State::Open) => Outcome::Running,
+            (None, _) => Outcome::Ended,
+        }
+    }
+
+    /// Returns the outcome as a few words; `None` if memory did not run out, or the program survived it.
+    pub fn words(self) -> Option<&'static str> {
+        match self {
+            Outcome::OutOfMemory => Some("out of memory"),
+            Outcome::Suspected => Some("perhaps out of memory"),
+            Outcome::Survived | Outcome::Ended | Outcome::Running => None,
+        }
+    }
+}
+
 /// The conclusions about a run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Findings {
@@ -64,25 +84,24 @@ pub struct Findings {
 /// Returns the out-of-memory record that decides the outcome, with its device: the last fatal one, else the last suspected one,
 /// else the last one that the program survived, or whose outcome is not known yet.
 pub(crate) fn decisive<'r>(report: &Report<'r>) -> Option<(&'r Device, &'r Oom, Outcome)> {
+    decisive_of(report.run)
+}
+
+fn decisive_of(run: &Run) -> Option<(&Device, &Oom, Outcome)> {
     let rank = |oom: &Oom| match oom.fate {
         Fate::Fatal { .. } if oom.is_out_of_memory() => Some(Outcome::OutOfMemory),
         Fate::Fatal { .. } if oom.is_suspected() => Some(Outcome::Suspected),
         _ if oom.is_out_of_memory() => Some(Outcome::Survived),
         _ => None,
     };
-    let ranked = ooms(report.run).filter_map(|(device, oom)| Some((device, oom, rank(oom)?)));
+    let ranked = ooms(run).filter_map(|(device, oom)| Some((device, oom, rank(oom)?)));
     ranked.min_by_key(|(_, oom, outcome)| (*outcome, Reverse(oom.time_ns)))
 }
 
 impl Findings {
     /// Draws the conclusions about a run.
     pub fn of(report: &Report<'_>) -> Self {
-        let decisive = decisive(report);
-        let outcome = match (decisive, report.run.state) {
-            (Some((.., outcome)), _) => outcome,
-            (None, State::Open) => Outcome::Running,
-            (None, _) => Outcome::Ended,
-        };
+        let (decisive, outcome) = (decisive(report), Outcome::of(report.run));
         let mut findings = Vec::new();
         for device in &report.run.devices {
             match decisive {

@@ -231,7 +231,8 @@ function endedSection() {
   const last = node.ended.filter((process) => process.age_ms < MOST_AGE).slice(0, MOST_ENDED);
   if (last.length === 0) return null;
   const rows = last.map((process) => h("li", { "data-key": keyOf(process) }, h("a", { href: `/process/${keyOf(process)}` }, `pid ${process.pid}`), " ", h("bdi", {}, whoOf(process)),
-    `, ended ${seconds(process.age_ms / 1000)} ago: `, h("code", {}, `gpumemctl report ${process.run}`)));
+    `, ended ${seconds(process.age_ms / 1000)} ago`,
+    process.outcome ? h("strong", {}, `, ${process.outcome}`) : null, ": ", h("code", {}, `gpumemctl report ${process.run}`)));
   return h("section", { id: "ended", "data-key": "ended", "aria-labelledby": "ended-h" }, h("h2", { id: "ended-h" }, "Ended processes"), h("ul", {}, rows));
 }
 

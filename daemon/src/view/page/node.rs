@@ -70,6 +70,7 @@ fn ended(ended: &EndedRuns, shown: &ViewSettings) -> Value {
     let rows = ended.rows(|_| shown.tenants == Tenants::Named).into_iter().map(|row| {
         json!({
             "pid": row.pid, "start_ticks": row.start_ticks, "uid": row.uid, "run": row.run, "age_ms": row.age_ms,
+            "outcome": row.outcome,
             "who": row.who.iter().map(|(name, value)| (name, clean(value))).collect::<BTreeMap<_, _>>(),
         })
     });
