@@ -551,12 +551,6 @@ def checkpoint_stays():
     return state
 
 
-def buckets_fit():
-    """Each gradient is held twice: as a tensor, and in a bucket."""
-    model = distributed(Net(width=2048, depth=6).cuda())
-    trained(model, 8, rows=256, width=2048, optimizer=torch.optim.SGD(model.parameters(), lr=1e-3))
-
-
 # Nothing is wrong.
 
 
