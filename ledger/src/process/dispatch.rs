@@ -3,7 +3,7 @@
 use crate::process::account::Account;
 use crate::process::coverage::parse_lines;
 use crate::process::{NO_BOOK, Process};
-use crate::roles::workspaces::WorkspaceSizes;
+use crate::roles::state::WorkspaceSizes;
 use crate::rows::row::AnomalyCounts;
 use crate::rules::holdings::Holdings;
 use crate::samples::pending::known_until;

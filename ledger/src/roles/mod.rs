@@ -2,4 +2,3 @@ pub(crate) mod iterations;
 pub(crate) mod parameters;
 pub(crate) mod state;
 pub(crate) mod undecided;
-pub(crate) mod workspaces;

@@ -3,8 +3,8 @@
 //! this size are something else: an activation of 4096 x 4096 bf16 also has 32 MiB.
 
 use crate::roles::state::Roles;
+use crate::roles::state::WorkspaceSizes;
 use crate::roles::undecided::{Entry, List, NOT_LISTED};
-use crate::roles::workspaces::WorkspaceSizes;
 use crate::rules::holdings::Holdings;
 use gpumem_wire::Role;
 

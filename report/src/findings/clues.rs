@@ -1,7 +1,6 @@
 //! Clues to the cause of a finding that the amounts give: how large a growth is beside the parameters, and whether graphs are kept.
 
-use super::finding::Finding;
-use super::growth::KeptBy;
+use super::finding::{Finding, KeptBy};
 use crate::{Report, held};
 use gpumem_model::escape::escape;
 use gpumem_model::growth::Axis;

@@ -1,6 +1,5 @@
 //! A finding: one conclusion about a run, with the bytes that it explains.
 
-use super::growth::KeptBy;
 use gpumem_model::cell::HIDDEN_TAG;
 use gpumem_model::run::Device;
 use gpumem_model::units::thousands;
@@ -48,6 +47,21 @@ pub enum Severity {
     Warning,
     /// Information only.
     Note,
+}
+
+/// What keeps growing memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum KeptBy {
+    /// A function whose local tensors grow together, so each of its frames is kept: by the traceback of an exception, or by a list
+    /// of all of them.
+    Frames(String),
+    /// The first of several like modules makes tensors of changing sizes, and the others make none: a cache with an entry for each
+    /// size, which the others use.
+    CacheOfSizes,
+    /// Each forward pass has its backward pass, and yet its activations stay: the graph is retained.
+    RetainedGraphs,
+    /// Gradients that are many times the parameters grow: they were made with their graphs.
+    GradientGraphs,
 }
 
 /// [`Finding::structures`] of pinned host memory.

@@ -7,15 +7,17 @@
 //! cache that is dropped with each request.
 
 mod beside;
-mod jumps;
+mod course;
 mod kept_by;
 mod step_ends;
+#[cfg(test)]
+mod tests;
 
 pub(super) use beside::{idle, pinned};
-pub(crate) use kept_by::KeptBy;
 
+use self::course::Course;
 use super::clues;
-use super::finding::{Finding, Kind, Rate, Severity, mib};
+use super::finding::{Finding, KeptBy, Kind, Rate, Severity, mib};
 use crate::category::OTHERS;
 use crate::judge::trend_test::{ALPHA, Judgement, Verdict, judge, warm_up};
 use crate::judge::{Axis, Growth as Points};
@@ -24,7 +26,6 @@ use crate::{GroupBy, Report, held, most_used, names, sum, sum_of, sums};
 use gpumem_model::escape::escape;
 use gpumem_model::names::Named;
 use gpumem_model::run::{Amounts, Cell, Class, Device, Oom, State};
-use gpumem_model::timeline::Point;
 use gpumem_model::units::plural;
 use gpumem_wire::Role;
 use std::collections::BTreeMap;
@@ -44,8 +45,6 @@ const MATERIAL_BYTES: f64 = 8.0 * 1_048_576.0;
 const LEAST_PASSES: u64 = 48;
 /// Minimum duration in seconds for growth over time, because a shorter program is still starting.
 const LEAST_SECONDS: f64 = 3.0;
-/// Maximum number of points over time that are judged. The time to judge grows with the square of this number.
-const MOST_POINTS: usize = 64;
 /// Minimum rise of an amount's lowest level from the first to the second half of its growth, as a share of the growth. Without
 /// fluctuations it is one half.
 const LASTING_SHARE: f64 = 0.25;
@@ -85,18 +84,6 @@ pub(super) struct Growth {
     kept_by: Option<KeptBy>,
     /// The data structures (categories) that make up most of the growth, the one that grows most first.
     structures: Vec<String>,
-}
-
-/// Memory of a device over time. Each series has one amount in bytes for each of `positions`.
-struct Course<'r> {
-    /// Time of each point (ns).
-    times_ns: Vec<u64>,
-    /// For each point: the number of the step, forward pass or period, or the time in seconds.
-    positions: Vec<f64>,
-    /// The sum of all memory that is judged.
-    whole: Vec<i64>,
-    tags: BTreeMap<&'r str, Vec<i64>>,
-    structures: BTreeMap<&'r str, Vec<i64>>,
 }
 
 /// Returns the growth of a device's memory until `oom`, or until its last moment.
@@ -156,74 +143,7 @@ fn most_used_until(device: &Device, oom: Option<&Oom>) -> i64 {
     own.max(most_used(device)).unwrap_or(0)
 }
 
-impl<'r> Course<'r> {
-    fn new(times_ns: Vec<u64>, positions: Vec<f64>) -> Self {
-        let whole = vec![0; positions.len()];
-        Course { times_ns, positions, whole, tags: BTreeMap::new(), structures: BTreeMap::new() }
-    }
-
-    /// Adds the bytes of a cell (memory with one tag, role and so on) at the point with index `at`.
-    fn add(&mut self, report: &'r Report<'_>, cell: u32, at: usize, bytes: i64) {
-        let Some(named) = report.cell(cell) else { return };
-        let count = self.positions.len();
-        let put = |series: &mut BTreeMap<&'r str, Vec<i64>>, name: &'r str| {
-            let amounts = series.entry(name).or_insert_with(|| vec![0; count]);
-            amounts[at] = amounts[at].saturating_add(bytes);
-        };
-        put(&mut self.tags, named.tag.as_deref().unwrap_or(NO_TAG));
-        put(&mut self.structures, report.category(cell, GroupBy::Structure).unwrap_or(OTHERS));
-    }
-
-    /// Returns the amounts at the time when each step, forward pass or period until `oom` began. A program that catches the failure
-    /// may continue without growth.
-    fn of_steps(report: &'r Report<'_>, device: &Device, oom: Option<&Oom>) -> Option<Self> {
-        let points = &device.details.growth;
-        if points.axis == Axis::Minute {
-            return None;
-        }
-        let until_ns = oom.map_or(u64::MAX, |oom| oom.time_ns);
-        let begun = points.points.iter().filter(|(_, time_ns)| *time_ns <= until_ns);
-        let (times_ns, positions): (Vec<u64>, _) =
-            begun.map(|(index, time_ns)| (*time_ns, *index as f64)).unzip();
-        let mut course = Course::new(times_ns, positions);
-        course.whole = points.named.get(..course.times_ns.len())?.to_vec();
-        for (cell, amounts) in &points.cells {
-            for (at, bytes) in amounts.iter().enumerate().take(course.positions.len()) {
-                course.add(report, *cell, at, *bytes);
-            }
-        }
-        Some(course)
-    }
-
-    /// Returns the amounts of the cells that `counts` selects, at the highest moment of each interval of time.
-    fn over_time(
-        report: &'r Report<'_>,
-        device: &'r Device,
-        oom: Option<&Oom>,
-        counts: fn(&Cell) -> bool,
-    ) -> Option<Self> {
-        let until_ns = oom.map_or(u64::MAX, |oom| oom.time_ns);
-        let points = &device.details.timeline.points;
-        let points: Vec<_> = points.iter().filter(|point| point.time_ns <= until_ns).collect();
-        let fullest = |points: &[&'r Point]| points.iter().copied().max_by_key(|point| point.tracked_bytes());
-        let points: Vec<_> =
-            points.chunks(points.len().div_ceil(MOST_POINTS).max(1)).filter_map(fullest).collect();
-        let first_ns = points.first()?.time_ns;
-        let seconds = |time_ns: u64| time_ns.saturating_sub(first_ns) as f64 / 1e9;
-        let (times_ns, positions) =
-            points.iter().map(|point| (point.time_ns, seconds(point.time_ns))).unzip();
-        let mut course = Course::new(times_ns, positions);
-        for (at, point) in points.iter().enumerate() {
-            for &(cell, bytes) in &point.amounts {
-                if report.cell(cell).is_some_and(counts) {
-                    course.whole[at] = course.whole[at].saturating_add(bytes);
-                    course.add(report, cell, at, bytes);
-                }
-            }
-        }
-        Some(course)
-    }
-
+impl Course<'_> {
     /// Judges the sum, the structures and the tags, and returns the growth of the one of the three that grows most. `over`
     /// returns the number of units of `axis` that a judgement covers; `None` if these are too few.
     fn judged(
@@ -503,149 +423,4 @@ pub(super) fn finding(report: &Report<'_>, device: &Device) -> Option<Finding> {
         finding.what = format!("{forecast}: {}", finding.what);
     }
     Some(finding)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn judged(amounts: Vec<i64>) -> Option<Growth> {
-        let course =
-            Course { whole: amounts, ..Course::new((0..60).collect(), (0..60).map(f64::from).collect()) };
-        course.judged(1e6, "forward pass", |judgement| Some(judgement.units() as u64))
-    }
-
-    #[test]
-    fn a_growth_has_the_structures_that_make_up_most_of_it() {
-        let parts = |amounts: &[i64]| {
-            let names = ["gradients", "parameters", "activations", "inputs"];
-            main_parts(names.iter().map(ToString::to_string).zip(amounts.iter().copied()).collect(), 100)
-        };
-        assert_eq!(parts(&[90, 5, 5, 0]), ["gradients"]);
-        assert_eq!(parts(&[27, 53, 15, 5]), ["parameters", "gradients"]);
-        assert_eq!(parts(&[-50, 0, 0, 0]), [""; 0]);
-    }
-
-    #[test]
-    fn activations_of_one_long_forward_pass_are_not_growth() {
-        let log = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/small-train.log");
-        let mut run = gpumem_import::read_file(&log, None).expect("a log").remove(0);
-        let role = Role::Activation.name().map(str::to_owned);
-        run.cells = vec![Cell { class: Class::Block, role, ..run.cells[0].clone() }];
-        let device = &mut run.devices[0];
-        let rising = |at: i64| Point {
-            time_ns: at as u64 * 1_000_000_000,
-            amounts: vec![(0, at << 30)].into(),
-            ..Point::default()
-        };
-        device.details.timeline.points = (1..40).map(rising).collect();
-        device.details.growth = Points::default();
-        let found = |passes| {
-            let oom = Oom { time_ns: u64::MAX, passes_without_backward: passes, ..Oom::default() };
-            let report = Report::new(&run, crate::rules::Groupings::default(), None);
-            growth(&report, &report.run.devices[0], Some(&oom)).map(|growth| growth.axis)
-        };
-        assert_eq!([found(Some(1)), found(Some(10)), found(None)], [None, Some("second"), Some("second")]);
-    }
-
-    #[test]
-    fn memory_that_falls_back_to_an_earlier_level_is_not_growth() {
-        // Answers of a generation, each longer than the one before.
-        let cache = |at: i64| (at % 5) * (at / 5 + 1) * 1_000_000;
-        assert_eq!(judged((0..60).map(cache).collect()), None);
-        // A model generates three answers; the cache of each answer is freed at its end.
-        let cache = |at: i64| if at < 40 { at % 20 * 1_000_000 } else { (at - 40) * 1_000_000 };
-        assert_eq!(judged((0..60).map(cache).collect()), None);
-        // From point 30 on, the memory rises above every earlier level.
-        let leak = |at: i64| if at < 30 { at % 10 * 1_000_000 } else { (at - 30) * 1_000_000 };
-        let found = judged((0..60).map(leak).collect()).expect("it grows");
-        assert_eq!(
-            found.rate(),
-            "+1.0 MiB per forward pass over 29 forward passes".replace("1.0 MiB", "976.6 KiB")
-        );
-    }
-
-    #[test]
-    fn memory_that_has_released_most_of_its_growth_does_not_grow() {
-        let ramp =
-            |after: i64| judged((0..60).map(|at| if at < 55 { at } else { after } * 1_000_000).collect());
-        assert!(ramp(55).is_some());
-        assert_eq!(ramp(20), None);
-    }
-
-    #[test]
-    fn a_line_outside_of_modules_is_said_to_make_tensors() {
-        let growth = judged((0..60).map(|at| at * 1_000_000).collect()).expect("it grows");
-        let subject = |structures: &[&str], names: &[&str]| {
-            let structures = structures.iter().map(ToString::to_string).collect();
-            let names = names.iter().map(|name| ((*name).to_owned(), 1)).collect();
-            Growth { structures, names, ..growth.clone() }.subject()
-        };
-        let line = "train.py:31 main";
-        assert_eq!(subject(&[line], &[line]), format!("tensors made at {line}, outside of every module"));
-        let both = subject(&[line], &[line, "train.py:32 main"]);
-        assert_eq!(both, format!("tensors made at {line}, train.py:32 main, outside of every module"));
-        assert_eq!(subject(&["activations"], &[line]), format!("activations of {line}"));
-        assert_eq!(subject(&["activations"], &["Net/a", "Net/b"]), "activations of Net/a, Net/b");
-        assert_eq!(subject(&["Others"], &[]), "memory");
-    }
-
-    /// A program that leaks in 40 steps, catches the failure, and makes 60 more steps without growth.
-    #[test]
-    fn growth_until_a_failure_does_not_depend_on_later_steps() {
-        let log = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/small-train.log");
-        let mut run = gpumem_import::read_file(&log, None).expect("a log").remove(0);
-        run.cells = vec![Cell { class: Class::Block, tag: Some("history".into()), ..Cell::default() }];
-        let bytes = |step: u64| step.min(40) as i64 * 64_000_000;
-        let details = &mut run.devices[0].details;
-        details.timeline.points.clear();
-        details.growth = Points {
-            axis: Axis::Step,
-            stride: 1,
-            points: (0..100).map(|step| (step, step * 10_000_000)).collect(),
-            latest: (100, 1_000_000_000),
-            named: (0..100).map(bytes).collect(),
-            cells: vec![(0, (0..100).map(bytes).collect())],
-            slack: (0..100).map(bytes).collect(),
-            ..Points::default()
-        };
-        let report = Report::new(&run, crate::rules::Groupings::default(), None);
-        let oom = Oom { time_ns: 400_000_000, ..Oom::default() };
-        let found = growth(&report, &run.devices[0], Some(&oom)).expect("it grows");
-        assert_eq!((found.axis, found.names[0].0.as_str()), ("step", "history"));
-        let whole_bytes = found.whole(&run.devices[0], i64::MAX).whole_bytes;
-        assert_eq!(whole_bytes, 41 * 64_000_000, "of the steps until the failure");
-        let unused = |oom| idle(&report, &run.devices[0], oom).map(|growth| growth.over);
-        assert_eq!(unused(Some(&oom)), Some(found.over), "unused memory, too");
-    }
-
-    /// A forward pass that takes ten seconds and does not fit, after steps that did not grow.
-    #[test]
-    fn activations_of_one_long_step_are_not_growth() {
-        let log = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/small-train.log");
-        let mut run = gpumem_import::read_file(&log, None).expect("a log").remove(0);
-        let judged = |role: Option<Role>| {
-            let role = role.and_then(|role| role.name().map(str::to_owned));
-            run.cells =
-                vec![Cell { class: Class::Block, role, tag: Some("Teacher".into()), ..Cell::default() }];
-            let at = |number: u64| number * 250_000_000;
-            let details = &mut run.devices[0].details;
-            details.growth = Points {
-                axis: Axis::Step,
-                stride: 1,
-                points: (0..10).map(|step| (step, at(step))).collect(),
-                latest: (10, at(10)),
-                named: vec![0; 10],
-                ..Points::default()
-            };
-            let grown = |number: u64| vec![(0, number.saturating_sub(10) as i64 * 100_000_000)].into();
-            let point = |number| Point { time_ns: at(number), amounts: grown(number), ..Point::default() };
-            details.timeline.points = (0..50).map(point).collect();
-            let report = Report::new(&run, crate::rules::Groupings::default(), None);
-            growth(&report, &run.devices[0], None).map(|growth| growth.axis)
-        };
-        let mut judged = judged;
-        assert_eq!(judged(Some(Role::Activation)), None);
-        assert_eq!(judged(None), Some("second"));
-    }
 }

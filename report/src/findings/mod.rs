@@ -10,9 +10,8 @@ mod growth;
 mod out_of_memory;
 pub mod text;
 
-pub(crate) use finding::PINNED;
 pub use finding::{Finding, Kind, Rate, Severity};
-pub(crate) use growth::KeptBy;
+pub(crate) use finding::{KeptBy, PINNED};
 pub(crate) use out_of_memory::{
     FRAGMENTED_SHARE, is_of_second_optimizer, of_request, state_of_earlier_steps,
 };

@@ -1,5 +1,8 @@
 //! Finds why a request for memory failed: each cause without which the request would have fitted, with its bytes.
 
+#[cfg(test)]
+mod tests;
+
 use super::finding::{Finding, Kind, Severity, mib, rank};
 use super::{clues, growth};
 use crate::model_sizes::ModelSizes;
@@ -427,91 +430,5 @@ impl<'r> Request<'r> {
             }
         );
         Some(Finding { names: parts, spare_bytes: None, ..self.finding(Kind::TooLarge, bytes, what) })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::rules::Groupings;
-    use gpumem_model::growth::{Axis, Growth};
-    use gpumem_model::run::{Amounts, Class, OomDevice, Run};
-
-    const GIB: i64 = 1 << 30;
-
-    fn cell(class: Class, tag: &str) -> Cell {
-        Cell { class, tag: Some(tag.into()), ..Cell::default() }
-    }
-
-    /// Returns a run in which a request of `asked` GiB failed while the cells had these GiB, with 5 GiB free.
-    fn failed(cells: Vec<Cell>, held: &[i64], asked: i64) -> Run {
-        let log = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/small-train.log");
-        let mut run = gpumem_import::read_file(&log, None).expect("a log").remove(0);
-        let idle = cells.iter().zip(held).filter(|(cell, _)| cell.class == Class::PoolIdle);
-        let idle = sum(idle.map(|(_, gib)| gib * GIB)) as u64;
-        run.cells = cells;
-        let device = &mut run.devices[0];
-        device.total_bytes = Some(16 << 30);
-        device.details.growth = Growth::default();
-        device.details.timeline.points.clear();
-        device.details.iterations.rows.clear();
-        device.details.ooms = vec![Oom {
-            kind: OomKind::Device,
-            fate: Fate::Fatal { after_ns: 0, status: Some(256) },
-            time_ns: 1_000_000_000,
-            asked_bytes: (asked * GIB) as u64,
-            tracked_bytes: sum(held.iter().map(|gib| gib * GIB)),
-            amounts: Amounts::from((0..).zip(held.iter().map(|gib| gib * GIB)).collect::<Vec<_>>()),
-            idle_bytes: Some(idle),
-            largest_idle_bytes: Some(idle / 4),
-            device: Some(OomDevice { total_bytes: 16 << 30, free_bytes: 5 * GIB, ..OomDevice::default() }),
-            ..Oom::default()
-        }];
-        run
-    }
-
-    fn causes_of(run: &Run) -> Vec<Finding> {
-        let report = Report::new(run, Groupings::preset(Some("torch")).clone(), None);
-        of_request(&report, &run.devices[0], &run.devices[0].details.ooms[0])
-    }
-
-    /// Sessions have grown to `grown` GiB; `held` of them, and `idle` GiB of unused memory, exist when a request of 8 GiB fails.
-    fn sessions(grown: i64, held: i64, idle: i64) -> Vec<(Kind, i64)> {
-        let cells = vec![cell(Class::Block, "Net.2"), cell(Class::PoolIdle, "")];
-        let mut run = failed(cells, &[held, idle], 8);
-        let amounts: Vec<i64> = (0..60).map(|at| at * grown * GIB / 59).collect();
-        let growth = &mut run.devices[0].details.growth;
-        (growth.axis, growth.stride) = (Axis::ForwardPass, 1);
-        growth.points = (0..60).map(|at| (at, at)).collect();
-        growth.named.clone_from(&amounts);
-        growth.cells = vec![(0, amounts)];
-        causes_of(&run).into_iter().map(|finding| (finding.kind, finding.bytes / GIB)).collect()
-    }
-
-    #[test]
-    fn memory_that_was_released_before_the_request_did_not_grow() {
-        assert_eq!(sessions(8, 3, 3), [(Kind::Fragmentation, 3)]);
-        assert_eq!(sessions(8, 8, 3), [(Kind::Growth, 7), (Kind::Fragmentation, 3)]);
-        let causes = sessions(10, 8, 3);
-        assert!(causes.iter().all(|(_, gib)| *gib <= 8), "more than is held: {causes:?}");
-    }
-
-    #[test]
-    fn unused_memory_comes_before_growth_that_is_not_much_larger() {
-        assert_eq!(sessions(5, 5, 3), [(Kind::Fragmentation, 3), (Kind::Growth, 4)]);
-    }
-
-    #[test]
-    fn memory_that_does_not_fit_has_the_place_of_its_largest_output() {
-        let of =
-            |role: Role, tag: &str| Cell { role: role.name().map(str::to_owned), ..cell(Class::Block, tag) };
-        let output = || of(Role::Activation, "train.py:14 main");
-        let cells = || vec![output(), of(Role::Activation, "Net/a"), of(Role::Activation, "Net/b")];
-        let what = |held: &[i64], asked| causes_of(&failed(cells(), held, asked)).remove(0).what;
-        let large = what(&[6, 2, 2], 6);
-        assert!(large.contains("activations 10,240 (6,144 of train.py:14 main) MiB"), "{large}");
-        assert!(large.contains("requested, the size of the output of train.py:14 main"), "{large}");
-        assert!(!what(&[6, 2, 2], 7).contains("the size of"));
-        assert!(!what(&[3, 3, 3], 7).contains("train.py"), "no output is much larger");
     }
 }

@@ -1,8 +1,7 @@
 //! Growth of memory beside the memory in use: unused memory of pools, and pinned memory of the host.
 
-use super::{
-    Course, Growth, LEAST_PASSES, MATERIAL_BYTES, MATERIAL_SHARE, largest, most_used_until, seconds, steps,
-};
+use super::course::Course;
+use super::{Growth, LEAST_PASSES, MATERIAL_BYTES, MATERIAL_SHARE, largest, most_used_until, seconds, steps};
 use crate::findings::finding::{Finding, Kind, PINNED, Severity, mib};
 use crate::judge::{Axis, Growth as Points};
 use crate::{Report, most_used, sums};

@@ -1,6 +1,8 @@
 //! What keeps growing memory, as far as the amounts show it. References are not recorded.
 
-use super::{Course, Growth, Judgement, OTHERS, sum};
+use super::course::Course;
+use super::{Growth, Judgement, OTHERS, sum};
+use crate::findings::KeptBy;
 use crate::{Report, names};
 use std::collections::BTreeMap;
 
@@ -10,21 +12,6 @@ const LINE_SHARE: f64 = 0.02;
 const TOGETHER: f64 = 0.1;
 /// Minimum mean deviation of the changes from their mean, as a share of the mean, from which entries have different sizes.
 const VARIED: f64 = 0.15;
-
-/// What keeps growing memory.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum KeptBy {
-    /// A function whose local tensors grow together, so each of its frames is kept: by the traceback of an exception, or by a list
-    /// of all of them.
-    Frames(String),
-    /// The first of several like modules makes tensors of changing sizes, and the others make none: a cache with an entry for each
-    /// size, which the others use.
-    CacheOfSizes,
-    /// Each forward pass has its backward pass, and yet its activations stay: the graph is retained.
-    RetainedGraphs,
-    /// Gradients that are many times the parameters grow: they were made with their graphs.
-    GradientGraphs,
-}
 
 impl Course<'_> {
     /// Returns the function with several lines whose memory grows together. Memory with a role does not count: a graph keeps

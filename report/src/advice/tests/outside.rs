@@ -1,0 +1,78 @@
+//! Tests of advice on other processes and on children.
+
+use super::*;
+use crate::advice::outside;
+
+#[test]
+fn another_tenant_has_a_name_and_a_time() {
+    let mut run = holding(&[(Role::Activation, "Net/a", 2)]);
+    let oom = &mut run.devices[0].details.ooms[0];
+    let other = Holder {
+        pid: 7,
+        user: Some("bob".into()),
+        used_bytes: 13 * GIB,
+        since_ns: Some(5),
+        ..Holder::default()
+    };
+    oom.device.as_mut().expect("a device").holders = vec![Holder::default(), other];
+    let growth = |run: &mut Run, bytes| {
+        let device = run.devices[0].details.ooms[0].device.as_mut().expect("a device");
+        (device.holders[1].growth_bytes, device.holders[1].growth_ns) = (Some(bytes), Some(60_000_000_000));
+        of_kind(run, Kind::OtherProcess).expect("advice").formula
+    };
+    assert!(growth(&mut run, GIB).ends_with("; 1,024 MiB came in the last 60 s"));
+    assert!(growth(&mut run, 0).ends_with("; unchanged in the last 60 s"));
+    assert!(growth(&mut run, -GIB).ends_with("; it freed 1,024 MiB in the last 60 s"));
+    let item = of_kind(&run, Kind::OtherProcess).expect("advice");
+    assert!(item.sentence().contains("bob 7"), "{}", item.sentence());
+    assert!(item.formula.contains("13,312 MiB and was first seen at "), "{}", item.formula);
+}
+
+#[test]
+fn a_tenant_that_holds_more_is_the_first_advice_on_a_full_device() {
+    let mut run = holding(&[(Role::Activation, "Net/a", 5)]);
+    let device = &mut run.devices[0];
+    device.details.ooms.clear();
+    device.peak = Moment { tracked_bytes: Some(5 * GIB), ..Moment::default() };
+    device.peak.amounts = Amounts::from(vec![(0, 5 * GIB)]);
+    device.last = device.peak.clone();
+    device.reading = Some(DeviceReading {
+        time_ns: 0,
+        used_bytes: 15 << 30,
+        free_bytes: 1 << 30,
+        system_reserved_bytes: None,
+        unified: false,
+    });
+    device.tenants = vec![(7, Some(10 << 30))];
+    let found = items(&run);
+    assert_eq!(found[0].kind, Kind::OtherProcess, "{found:?}");
+    assert_eq!(found[1].kind, Kind::LargeOutput, "the process's own memory");
+    assert!(found[0].sentence().contains("(pid 7)"), "{}", found[0].sentence());
+    // Another device of the process has a larger tenant and much free memory.
+    let mut other = run.devices[0].clone();
+    (other.ordinal, other.total_bytes) = (1, Some(64 << 30));
+    other.reading = other.reading.map(|reading| DeviceReading { free_bytes: 40 << 30, ..reading });
+    run.devices.push(other);
+    let found = items(&run);
+    assert!(found.iter().all(|item| item.device == Some(0)), "{found:?}");
+    run.devices.truncate(1);
+    run.devices[0].tenants = vec![(7, Some(1 << 30))];
+    assert!(items(&run).iter().all(|item| item.kind != Kind::OtherProcess));
+}
+
+#[test]
+fn idle_children_are_named_by_their_contexts() {
+    let mut child = fragmented(&[]);
+    child.coverage.covered = true;
+    child.process.facts.insert("comm".into(), "pt_data_worker".into());
+    let moment = Moment {
+        tracked_bytes: Some(0),
+        predates_bytes: Some(0),
+        untrackable_bytes: Some(500 << 20),
+        ..Moment::default()
+    };
+    (child.devices[0].peak, child.devices[0].last) = (moment.clone(), moment);
+    let items = outside::idle(&[child.clone(), child]);
+    assert_eq!((items.len(), items[0].saves_bytes), (1, Some([1000 << 20; 2])));
+    assert!(items[0].sentence().contains("(pt_data_worker)"), "{}", items[0].sentence());
+}
