@@ -1,7 +1,8 @@
 //! Changes for activations: of passes that need no gradients, of one large output, of repeated modules, and of the batch.
 
 use super::super::item::{Item, Kind, Memory, mib};
-use super::{Parts, graphs};
+use super::graphs;
+use super::parts::Parts;
 use crate::{names, sum};
 use gpumem_model::cell::without_sum;
 use gpumem_model::run::{Device, Oom};

@@ -1,6 +1,6 @@
 //! Graphs of forward passes that no backward pass needs, or that are alive together.
 
-use super::{Parts, is_role};
+use super::parts::{Parts, is_role};
 use crate::{Report, held, sum, sums};
 use gpumem_model::names::Named;
 use gpumem_model::run::{Cell, Class, Device, Iteration};

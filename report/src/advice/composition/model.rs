@@ -1,7 +1,7 @@
 //! Changes for parameters, gradients, and the optimizer's state and temporaries.
 
 use super::super::item::{Item, Kind, Memory, is_material, mib};
-use super::Parts;
+use super::parts::Parts;
 use crate::findings::{is_of_second_optimizer, state_of_earlier_steps};
 use gpumem_model::names::Named;
 use gpumem_model::run::{Device, Oom};

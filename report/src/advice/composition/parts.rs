@@ -1,0 +1,248 @@
+//! The memory of a process by its purpose: what advice on it is judged by.
+
+use super::graphs;
+use crate::model_sizes::ModelSizes;
+use crate::names;
+use crate::{Report, held, most_used, sum, sums};
+use gpumem_model::cell::without_sum;
+use gpumem_model::names::Named;
+use gpumem_model::run::{Amounts, Cell, Class, Device, Iteration, Oom};
+use gpumem_model::timeline::Point;
+use gpumem_wire::{Phase, Role};
+use std::collections::BTreeMap;
+
+/// Minimum share of a part of the process's memory for advice on it.
+const PART_SHARE: f64 = 0.2;
+/// Two numbers of bytes are about the same if they differ by at most this share.
+const SAME_SHARE: f64 = 0.05;
+/// Minimum number of completed steps through which a model keeps its gradients if no optimizer updates it, or a checkpoint stays.
+const KEPT_STEPS: u64 = 3;
+
+/// Bytes of a process by their purpose.
+pub(super) struct Parts<'r> {
+    /// Time at which the process held these bytes.
+    pub time_ns: u64,
+    pub parameters: i64,
+    pub optimizer: i64,
+    pub activations: i64,
+    pub optimizer_temporaries: i64,
+    /// Temporaries, and what the backward pass has made so far except gradients of parameters.
+    pub short_lived: i64,
+    pub used: i64,
+    pub by_tag: BTreeMap<&'r str, i64>,
+    /// Parameters, by their paths in the model.
+    pub parameters_by_tag: BTreeMap<&'r str, i64>,
+    /// Gradients with a parameter's path, of models that an optimizer updates.
+    pub gradients: i64,
+    /// Other gradients, such as buckets of DDP, which are never cleared.
+    pub buckets: i64,
+    /// Those of them that no backward pass made: the buckets of DDP.
+    pub buckets_of_ddp: i64,
+    /// Parameters that have optimizer state. State in float32 is at least as large.
+    pub updated: i64,
+    /// Parameters for which a first optimizer step makes state: at most as many bytes as there are gradients, because frozen
+    /// parameters have none. All parameters if no gradients are known.
+    pub trained: i64,
+    /// Whether an optimizer with 8-bit state, by its name, made memory.
+    pub has_small_state: bool,
+    pub sizes: ModelSizes<'r>,
+    /// Whether the failed request was made under `torch.no_grad()`, or the program never ran a backward pass.
+    pub is_inference: bool,
+    /// The model with most of the activations, and its bytes of them, if no optimizer updates it; see [`not_updated`].
+    pub not_updated: Option<(&'r str, i64)>,
+    /// Whether backward passes ran over other models only.
+    pub lacks_backward: bool,
+    /// Gradients of that model.
+    pub unused_gradients: i64,
+    /// Value of [`graphs::without_backward`].
+    pub without_backward: Option<[i64; 2]>,
+    /// The program's line with the most memory that has no role and was not made in a step, and its bytes.
+    pub data: Option<(&'r str, i64)>,
+    /// Value of [`checkpoint`].
+    pub checkpoint: Option<(&'r str, i64)>,
+}
+
+pub(super) fn is_role(cell: &Cell, role: Role) -> bool {
+    cell.role.as_deref() == role.name()
+}
+
+/// Returns whether a tag is that of an optimizer such as `AdamW8bit.step`.
+fn is_small_state(tag: &str) -> bool {
+    tag.ends_with("bit.step")
+}
+
+/// Returns whether a cell has activations. Before the first backward pass, blocks of the forward pass count.
+fn is_activation(cell: &Cell) -> bool {
+    let is_unknown = cell.role.is_none() && cell.phase.as_deref() == Phase::Forward.name();
+    cell.class == Class::Block && (is_role(cell, Role::Activation) || is_unknown)
+}
+
+/// Returns the bytes of certain cells by model. Lines of the program are not models.
+fn models<'r>(
+    report: &'r Report<'_>,
+    amounts: &Amounts,
+    fits: impl Fn(&Cell) -> bool,
+) -> BTreeMap<&'r str, i64> {
+    let of_role = amounts.iter().filter_map(|(cell, bytes)| {
+        let cell = report.cell(*cell).filter(|cell| fits(cell))?;
+        let tag = cell.tag.as_deref().filter(|tag| !names::is_line(tag))?;
+        Some((without_sum(tag).split('/').next()?, *bytes))
+    });
+    sums(of_role)
+}
+
+/// Returns the model with most of the activations, and its bytes of them, if no optimizer updates it and it requires gradients. If
+/// the agent has not described the models, these are signs of it: the model has no optimizer state, another model has some, and for
+/// [`KEPT_STEPS`] no backward pass ran over it, or it kept its gradients.
+fn not_updated<'r>(
+    report: &'r Report<'_>,
+    device: &Device,
+    amounts: &Amounts,
+    time_ns: u64,
+) -> Option<(&'r str, i64)> {
+    let states = models(report, amounts, |cell| is_role(cell, Role::OptimizerState));
+    let largest = models(report, amounts, is_activation).into_iter().max_by_key(|(_, bytes)| *bytes);
+    let keeps_gradients = |model: &str| {
+        !states.is_empty()
+            && !states.contains_key(model)
+            && (lacks_backward(report, model) && steps_through(device, time_ns, |_| true) >= KEPT_STEPS
+                || steps_with_gradients(report, device, model, time_ns) >= KEPT_STEPS)
+    };
+    let sizes = ModelSizes::of(report.run);
+    largest.filter(|(model, _)| sizes.lacks_optimizer(model).unwrap_or_else(|| keeps_gradients(model)))
+}
+
+/// Returns whether backward passes ran over other models, and none over this one.
+fn lacks_backward(report: &Report<'_>, model: &str) -> bool {
+    let backward = report.run.cells.iter().filter(|cell| cell.phase.as_deref() == Phase::Backward.name());
+    let mut models =
+        backward.filter_map(|cell| without_sum(cell.tag.as_deref()?).split('/').next()).peekable();
+    models.peek().is_some() && models.all(|other| other != model)
+}
+
+/// Returns the number of completed steps before `until_ns` through which a model kept gradients without interruption. A model that
+/// an optimizer without state updates clears them in each step.
+fn steps_with_gradients(report: &Report<'_>, device: &Device, model: &str, until_ns: u64) -> u64 {
+    steps_through(device, until_ns, |point| {
+        let bytes = models(report, &point.amounts, |cell| is_role(cell, Role::Gradient));
+        bytes.get(model).is_some_and(|bytes| *bytes > 0)
+    })
+}
+
+/// Returns the number of completed steps before `until_ns` through which `holds` was true of all points of the timeline.
+fn steps_through(device: &Device, until_ns: u64, holds: impl Fn(&Point) -> bool) -> u64 {
+    let points = device.details.timeline.points.iter().rev();
+    let kept = points.skip_while(|point| point.time_ns > until_ns).take_while(|point| holds(point));
+    let Some(since) = kept.last() else { return 0 };
+    let is_inside = |row: &&Iteration| row.start_ns >= since.time_ns && row.end_ns <= until_ns;
+    let rows = device.details.iterations.rows.iter().filter(is_inside);
+    rows.fold(0, |count, row| count.saturating_add(row.count))
+}
+
+/// Returns the program's line that has loaded as many bytes as a model's parameters have, and its bytes, if these stayed through the
+/// last [`KEPT_STEPS`] steps. The agent gives the phase `Setup` to memory that `torch.load` makes; parameters have their role.
+fn checkpoint<'r>(report: &'r Report<'_>, device: &Device, amounts: &Amounts) -> Option<(&'r str, i64)> {
+    let is_loaded = |cell: &Cell| {
+        cell.class == Class::Block && cell.role.is_none() && cell.phase.as_deref() == Phase::Setup.name()
+    };
+    let loaded = |amounts: &Amounts| {
+        let lines = amounts.iter().filter_map(|(cell, bytes)| {
+            let tag = report.cell(*cell).filter(|cell| is_loaded(cell))?.tag.as_deref()?;
+            names::is_line(tag).then_some((tag, *bytes))
+        });
+        sums(lines)
+    };
+    let (line, bytes) = loaded(amounts).into_iter().max_by_key(|(_, bytes)| *bytes)?;
+    let models = models(report, amounts, |cell| is_role(cell, Role::Parameter));
+    let all = sum(models.values().copied());
+    let is_copy = |of: &i64| bytes.abs_diff(*of) as f64 <= *of as f64 * SAME_SHARE;
+    let is_kept = |point: &Point| loaded(&point.amounts).get(line).is_some_and(|kept| *kept >= bytes);
+    let until_ns = device.details.iterations.rows.last()?.end_ns;
+    (models.values().chain([&all]).any(is_copy) && steps_through(device, until_ns, is_kept) >= KEPT_STEPS)
+        .then_some((line, bytes))
+}
+
+/// Returns the value of [`Parts::data`].
+fn data<'r>(report: &'r Report<'_>, amounts: &Amounts) -> Option<(&'r str, i64)> {
+    let lines = amounts.iter().filter_map(|(cell, bytes)| {
+        let is_of_step = |cell: &Cell| cell.phase.is_some() && cell.phase.as_deref() != Phase::Setup.name();
+        let is_data = |cell: &&Cell| cell.class == Class::Block && cell.role.is_none() && !is_of_step(cell);
+        let cell = report.cell(*cell).filter(is_data)?;
+        Some((cell.tag.as_deref().filter(|tag| names::is_line(tag))?, *bytes))
+    });
+    sums(lines).into_iter().max_by_key(|(_, bytes)| *bytes)
+}
+
+impl<'r> Parts<'r> {
+    pub fn of(report: &'r Report<'_>, device: &'r Device, oom: Option<&'r Oom>) -> Self {
+        let run = report.run;
+        let at_oom = oom.map(|oom| &oom.amounts).filter(|amounts| !amounts.is_empty());
+        let amounts = at_oom.unwrap_or(&device.peak.amounts);
+        let time_ns = oom.map_or(device.peak.time_ns, |oom| oom.time_ns);
+        let bytes = |role: Role| held(run, amounts, |cell| is_role(cell, role));
+        let is_of_optimizer = |cell: &Cell| cell.phase.as_deref() == Phase::Optimizer.name();
+        let by_tag = |fits: &dyn Fn(&Cell) -> bool| {
+            let tagged = |(index, bytes): &(u32, i64)| {
+                Some((report.cell(*index).filter(|cell| fits(cell))?.tag.as_deref()?, *bytes))
+            };
+            sums(amounts.iter().filter_map(tagged))
+        };
+        let parameters_by_tag = by_tag(&|cell| is_role(cell, Role::Parameter));
+        let not_updated = not_updated(report, device, amounts, time_ns);
+        let is_updated =
+            |tag: &str| not_updated.is_none_or(|(model, _)| tag.split('/').next() != Some(model));
+        let is_tensor = |tag: &str| parameters_by_tag.contains_key(tag) && is_updated(tag);
+        let gradients = by_tag(&|cell| is_role(cell, Role::Gradient)).into_iter();
+        let gradients = sum(gradients.filter(|(tag, _)| is_tensor(tag)).map(|(_, bytes)| bytes));
+        let is_bucket = |cell: &Cell| {
+            let is_of_backward = cell.phase.as_deref() == Phase::Backward.name();
+            let is_tensor = cell.tag.as_deref().is_some_and(is_tensor);
+            is_role(cell, Role::Gradient) && !is_of_backward && !is_tensor
+        };
+        let states = by_tag(&|cell| is_role(cell, Role::OptimizerState));
+        let updated = parameters_by_tag.iter().filter(|(tag, _)| states.contains_key(*tag));
+        let has_phase = |phase: Phase| run.cells.iter().any(|cell| cell.phase.as_deref() == phase.name());
+        Parts {
+            time_ns,
+            parameters: bytes(Role::Parameter),
+            optimizer: bytes(Role::OptimizerState),
+            activations: held(run, amounts, is_activation),
+            optimizer_temporaries: held(run, amounts, |cell| {
+                is_role(cell, Role::Temporary) && is_of_optimizer(cell)
+            }),
+            short_lived: held(run, amounts, |cell| {
+                let is_of_backward = cell.role.is_none() && cell.phase.as_deref() == Phase::Backward.name();
+                is_role(cell, Role::Temporary) || cell.class == Class::Block && is_of_backward
+            }),
+            used: most_used(device).unwrap_or(0).max(oom.map_or(0, |oom| oom.tracked_bytes)).max(1),
+            unused_gradients: held(run, amounts, |cell| {
+                is_role(cell, Role::Gradient) && cell.tag.as_deref().is_some_and(|tag| !is_updated(tag))
+            }),
+            not_updated,
+            lacks_backward: not_updated.is_some_and(|(model, _)| lacks_backward(report, model)),
+            without_backward: oom.is_none().then(|| graphs::without_backward(report, device)).flatten(),
+            data: data(report, amounts),
+            checkpoint: checkpoint(report, device, amounts),
+            by_tag: by_tag(&is_activation),
+            updated: sum(updated.map(|(_, bytes)| *bytes)),
+            sizes: ModelSizes::of(run),
+            has_small_state: run.cells.iter().any(|cell| cell.tag.as_deref().is_some_and(is_small_state)),
+            gradients,
+            trained: match bytes(Role::Gradient) {
+                1.. => bytes(Role::Gradient).min(bytes(Role::Parameter)),
+                _ => bytes(Role::Parameter),
+            },
+            buckets: bytes(Role::Gradient).saturating_sub(gradients),
+            buckets_of_ddp: held(run, amounts, is_bucket),
+            parameters_by_tag,
+            is_inference: match oom {
+                Some(oom) => oom.phase.as_deref() == Phase::Evaluation.name(),
+                None => !has_phase(Phase::Backward) && !has_phase(Phase::Optimizer),
+            },
+        }
+    }
+
+    pub fn is_large(&self, bytes: i64) -> bool {
+        bytes as f64 >= self.used as f64 * PART_SHARE
+    }
+}
