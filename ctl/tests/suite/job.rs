@@ -72,7 +72,7 @@ fn a_job_that_is_over_is_told_from_the_store() {
 }
 
 #[test]
-fn why_counts_idle_processes_of_the_same_launch_only() {
+fn why_counts_idle_children_of_the_same_time_only() {
     let folder = Folder::new("job-why");
     let path = folder.path("runs.sqlite");
     let mut store = Store::open(&path).expect("a store");
@@ -80,6 +80,9 @@ fn why_counts_idle_processes_of_the_same_launch_only() {
         let mut run = run_of(pid, "bert", None);
         run.clock = Clock::Monotonic { wall_offset_ns: Some(begun_s * 1_000_000_000) };
         (run.state, run.coverage.covered) = (ENDED, true);
+        if is_idle {
+            run.process.facts.insert("ancestors".into(), "7,1".into());
+        }
         let device = &mut run.devices[0];
         if is_idle {
             let untrackable_bytes = Some(500 << 20);

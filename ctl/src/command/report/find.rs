@@ -7,6 +7,7 @@ use crate::exit::Kind;
 use crate::when::now_ns;
 use anyhow::Result;
 use gpumem_import::{read_file, read_with_blocks};
+use gpumem_model::escape::quoted;
 use gpumem_model::run::{Clock, Run, State};
 use gpumem_model::units::signed;
 use gpumem_model::window::{self, Window};
@@ -82,7 +83,8 @@ pub(crate) fn stored(args: &Args) -> Result<Found> {
     match (name, id) {
         (Some(name), None) if !name.contains('/') && !Path::new(name).exists() => {
             let text = format!(
-                "{name}: no such file, and neither a pid nor a run: gpumemctl ps lists pids; runs are named r1, r2, ... (gpumemctl runs; for a job: --job {name})"
+                "{name}: no such file, and neither a pid nor a run: gpumemctl ps lists pids; runs are named r1, r2, ... (gpumemctl runs; for a job: --job {})",
+                quoted(name)
             );
             return Err(Kind::NotFound.error(text));
         }

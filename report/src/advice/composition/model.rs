@@ -9,6 +9,8 @@ use gpumem_wire::Phase;
 
 /// Size of the gradients, as a factor of the parameters, from which each gradient seems to be held twice.
 const TWO_GRADIENTS: f64 = 1.2;
+/// Gradients of at least this many times the parameters are not explained by buckets.
+const MOST_GRADIENTS: i64 = 3;
 
 /// Returns the change for gradients that are held twice. DistributedDataParallel makes its buckets, which are as large as all
 /// gradients, before the first step.
@@ -17,7 +19,8 @@ pub(super) fn gradient_buckets(device: &Device, parts: &Parts<'_>) -> Option<Ite
     // Gradients in float32 of parameters in bfloat16 are twice as large, and not held twice: they have no buckets. With
     // gradient_as_bucket_view=True the gradients are not tensors of their own.
     let least = (parts.parameters as f64 * (TWO_GRADIENTS - 1.0)) as i64;
-    let is_twice = gradients > parts.parameters.saturating_add(least)
+    let is_twice = gradients < parts.parameters.saturating_mul(MOST_GRADIENTS)
+        && gradients > parts.parameters.saturating_add(least)
         && parts.gradients.min(parts.buckets_of_ddp) > least;
     (parts.parameters > 0 && is_twice && parts.is_large(gradients)).then(|| {
         let change = "If the program uses DistributedDataParallel, pass gradient_as_bucket_view=True to it";

@@ -1,9 +1,9 @@
 //! What keeps growing memory, as far as the amounts show it. References are not recorded.
 
 use super::course::Course;
-use super::{Growth, Judgement, OTHERS, sum};
 use crate::findings::KeptBy;
-use crate::{Report, names};
+use crate::judge::trend_test::Judgement;
+use crate::{Report, names, sum};
 use std::collections::BTreeMap;
 
 /// Tags below this share of the growth do not count as lines of a function.
@@ -59,12 +59,11 @@ fn numbered(tag: &str) -> Option<(&str, u64)> {
     Some((&tag[..start], tag[start..end].parse().ok()?)).filter(|_| is_component && is_in_list)
 }
 
-/// Returns [`KeptBy::CacheOfSizes`] if the only growing tag is the first of several modules that differ in their numbers, and the
-/// sizes change.
-pub(super) fn first_of_many(report: &Report<'_>, growth: &Growth) -> Option<KeptBy> {
-    let [(name, _)] = growth.names.as_slice() else { return None };
-    let is_of_module = !growth.is_in_many && growth.structures.first().is_some_and(|name| name != OTHERS);
-    let (path, number) = numbered(name).filter(|_| is_of_module && growth.is_varied)?;
+/// Returns [`KeptBy::CacheOfSizes`] if the only growing tag is the first of several modules that differ in their numbers. `names` are
+/// the growing tags of modules whose sizes change.
+pub(super) fn first_of_many(report: &Report<'_>, names: &[(String, i64)]) -> Option<KeptBy> {
+    let [(name, _)] = names else { return None };
+    let (path, number) = numbered(name)?;
     let others = report.run.cells.iter().filter_map(|cell| numbered(cell.tag.as_deref()?));
     let mut others = others.filter(|(other, _)| *other == path).map(|(_, number)| number).peekable();
     let is_first = others.peek().is_some() && others.clone().all(|other| other >= number);
@@ -119,32 +118,16 @@ mod tests {
         let same: fn(i64) -> i64 = |at| at * 70;
         assert!(kept(&[("retained forward outputs", sizes)]).1);
         assert!(!kept(&[("retained forward outputs", same)]).1);
-        let mut first = |name: &str, modules: &[&str], is_varied: bool| {
+        let mut first = |name: &str, modules: &[&str]| {
             let cell = |tag: &&str| Cell { tag: Some((*tag).into()), ..run.cells[0].clone() };
             run.cells = modules.iter().map(cell).collect();
-            let growth = Growth {
-                bytes: 1,
-                axis: "step",
-                over: 1,
-                confidence: 1.0,
-                lasted_ns: None,
-                until_ns: 0,
-                names: vec![(name.into(), 1)],
-                is_in_many: false,
-                is_in_few_steps: false,
-                jumps: None,
-                is_varied,
-                kept_by: None,
-                structures: vec!["retained forward outputs".into()],
-            };
-            first_of_many(&Report::new(&run, Groupings::default(), None), &growth)
+            first_of_many(&Report::new(&run, Groupings::default(), None), &[(name.into(), 1)])
         };
         let layers = ["Encoder/layers.0", "Encoder/layers.1", "Encoder/head"];
-        assert_eq!(first("Encoder/layers.0", &layers, true), Some(KeptBy::CacheOfSizes));
-        assert_eq!(first("Encoder/layers.0", &layers, false), None, "one size");
-        assert_eq!(first("Encoder/layers.1", &layers, true), None, "the last one, as of kept outputs");
-        assert_eq!(first("Encoder/layers.0", &layers[..1], true), None, "the only one");
-        assert_eq!(first("Encoder/head", &layers, true), None);
-        assert_eq!(first("Net/fc1", &["Net/fc1", "Net/fc2"], true), None, "not of a list");
+        assert_eq!(first("Encoder/layers.0", &layers), Some(KeptBy::CacheOfSizes));
+        assert_eq!(first("Encoder/layers.1", &layers), None, "the last one, as of kept outputs");
+        assert_eq!(first("Encoder/layers.0", &layers[..1]), None, "the only one");
+        assert_eq!(first("Encoder/head", &layers), None);
+        assert_eq!(first("Net/fc1", &["Net/fc1", "Net/fc2"]), None, "not of a list");
     }
 }
