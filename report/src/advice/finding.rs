@@ -54,7 +54,7 @@ pub(super) fn items(
             vec![Item { formula, ..item }]
         }
         (findings::Kind::PoolLimit, Some(oom)) => {
-            let change = "Raise or remove torch.cuda.set_per_process_memory_fraction()";
+            let change = format!("Raise or remove {}", findings::pool_limit_setting(run));
             let free = signed(oom.device_free_bytes.unwrap_or(0)).max(oom.free_bytes().unwrap_or(0));
             let formula = format!(
                 "a limit of the program refused the request while {} of the device were free",
@@ -70,7 +70,7 @@ pub(super) fn items(
 fn growth(device: &Device, oom: Option<&Oom>, finding: &Finding) -> Item {
     let (item, name) = match &finding.kept_by {
         Some(KeptBy::Frames(function)) => {
-            let change = "If exceptions of {0} are kept, keep their text only: a traceback keeps all local tensors. Else drop these tensors, or keep .detach().cpu() of them";
+            let change = "Drop these tensors of {0} when they are not needed, or keep .detach().cpu() of them. If an exception keeps them (a traceback keeps all local tensors), keep its text only";
             (Item::new(Kind::RetainedTensors, Memory::Activations, device, change), Some(function.clone()))
         }
         Some(KeptBy::CacheOfSizes) => {

@@ -266,6 +266,27 @@ fn gradients_in_float32_of_smaller_parameters_are_not_held_twice() {
 }
 
 #[test]
+fn a_failed_pass_gets_a_smaller_request_or_batch() {
+    let failed = |phase: Phase, asked_gib: u64, held: &[(Role, &str, i64)]| {
+        let mut run = holding(held);
+        let oom = &mut run.devices[0].details.ooms[0];
+        (oom.phase, oom.asked_bytes) = (phase.name().map(Into::into), asked_gib << 30);
+        oom.tag = Some("Net/lm_head".into());
+        let items = items(&run).into_iter().filter(|item| item.memory == Memory::Activations);
+        items.map(|item| (item.kind, item.sentence(), item.saves_bytes)).collect::<Vec<_>>()
+    };
+    let model = [(Role::Parameter, "Net/a", 4)];
+    let request = failed(Phase::Evaluation, 12, &model);
+    assert!(request[0].0 == Kind::LargeOutput && request[0].1.contains("of Net/lm_head"), "{request:?}");
+    assert_eq!(request[0].2, Some([12 * GIB / 8 * 7; 2]));
+    assert_eq!((request[1].0, request.len()), (Kind::BatchSize, 2), "{request:?}");
+    let temporaries = [(Role::Parameter, "Net/a", 4), (Role::Temporary, "Net/b", 10)];
+    let samples = failed(Phase::Backward, 0, &temporaries);
+    assert_eq!((samples[0].0, samples[0].2), (Kind::BatchSize, Some([10 * GIB / 4, 10 * GIB / 2])));
+    assert_eq!(failed(Phase::Setup, 12, &model), [], "loading has no batch");
+}
+
+#[test]
 fn a_change_in_two_words_is_advised_once() {
     let mut run = holding(&[(Role::Parameter, "Net/a", 8), (Role::Unknown, "load.py:7 load", 7)]);
     run.cells.iter_mut().for_each(|cell| cell.phase = None);
@@ -291,7 +312,7 @@ fn growth_has_the_change_for_what_keeps_it() {
         finding::items(&report, &run.devices[0], None, &growth, false).remove(0).sentence()
     };
     let frames = change(KeptBy::Frames("Service.handle".into()));
-    assert!(frames.starts_with("If exceptions of Service.handle are kept"), "{frames}");
+    assert!(frames.starts_with("Drop these tensors of Service.handle"), "{frames}");
     let cache = change(KeptBy::CacheOfSizes);
     assert!(cache.starts_with("Bound the cache") && cache.contains("(Net/layers.0)"), "{cache}");
     assert!(change(KeptBy::RetainedGraphs).contains("without retain_graph=True"));
@@ -396,6 +417,11 @@ fn data_of_a_line_can_stay_on_the_host() {
     );
     assert!(item.change.starts_with("If {0} makes a data set, "), "{}", item.change);
     assert!(data(Phase::Unknown).is_some());
+    let mut collected = holding(&held);
+    collected.cells[0].phase = Phase::Setup.name().map(Into::into);
+    collected.devices[0].details.ooms[0].tag = Some("train.py:8 load".into());
+    let item = items(&collected).into_iter().find(|item| item.memory == Memory::Data).expect("advice");
+    assert!(item.change.starts_with("Move the results that {0} collects"), "{}", item.change);
     for phase in [Phase::Forward, Phase::Backward, Phase::Optimizer, Phase::Evaluation] {
         assert_eq!(data(phase), None, "{phase:?}");
     }

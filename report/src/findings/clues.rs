@@ -41,7 +41,7 @@ pub(super) fn with_clues(
 fn of_keeper(kept_by: &KeptBy) -> Option<String> {
     match kept_by {
         KeptBy::Frames(function) => Some(format!(
-            "all tensors of {} grow together, as when an exception is kept: its traceback keeps the local variables",
+            "tensors of several lines of {} grow together: an object keeps them, or an exception, whose traceback keeps the local variables",
             escape(function)
         )),
         KeptBy::CacheOfSizes => Some(

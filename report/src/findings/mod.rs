@@ -13,7 +13,7 @@ pub mod text;
 pub use finding::{Finding, Kind, Rate, Severity};
 pub(crate) use finding::{KeptBy, PINNED};
 pub(crate) use out_of_memory::{
-    FRAGMENTED_SHARE, is_of_second_optimizer, of_request, state_of_earlier_steps,
+    FRAGMENTED_SHARE, is_of_second_optimizer, of_request, pool_limit_setting, state_of_earlier_steps,
 };
 
 use crate::{Report, held, ooms, used_or_tracked};

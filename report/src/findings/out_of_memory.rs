@@ -10,7 +10,7 @@ use crate::oom::{holder_name, holders_of};
 use crate::{GroupBy, Report, held, names, sum, sums};
 use gpumem_model::escape::escape;
 use gpumem_model::names::Named;
-use gpumem_model::run::{Cell, Device, Fate, Holder, Iteration, Moment, Oom, OomKind};
+use gpumem_model::run::{Cell, Device, Fate, Holder, Iteration, Moment, Oom, OomKind, Run};
 use gpumem_model::units::signed;
 use gpumem_wire::Role;
 
@@ -79,6 +79,16 @@ pub(crate) fn is_of_second_optimizer(bytes: i64, earlier: i64) -> bool {
     earlier > 0 && bytes as f64 > earlier as f64 * SECOND_STATE
 }
 
+/// Returns the setting that limits the pool of PyTorch: in the allocator's settings, or else by a call.
+pub(crate) fn pool_limit_setting(run: &Run) -> &'static str {
+    let settings =
+        ["alloc_conf", "cuda_alloc_conf"].into_iter().filter_map(|name| run.process.claims.get(name));
+    match settings.into_iter().any(|text| text.contains("per_process_memory_fraction")) {
+        true => "per_process_memory_fraction in the allocator's settings",
+        false => "torch.cuda.set_per_process_memory_fraction()",
+    }
+}
+
 /// Returns the causes of a failed request, the most important first.
 pub(crate) fn of_request(report: &Report<'_>, device: &Device, oom: &Oom) -> Vec<Finding> {
     let mut causes = causes(report, device, oom);
@@ -89,7 +99,7 @@ pub(crate) fn of_request(report: &Report<'_>, device: &Device, oom: &Oom) -> Vec
 /// Returns the causes of a failed request.
 pub(super) fn causes(report: &Report<'_>, device: &Device, oom: &Oom) -> Vec<Finding> {
     let request = Request::of(device, oom);
-    if let Some(finding) = request.pool_limit().or_else(|| request.too_large()) {
+    if let Some(finding) = request.pool_limit(report).or_else(|| request.too_large()) {
         return vec![finding];
     }
     let mut retained = request.retained(report);
@@ -177,7 +187,7 @@ impl<'r> Request<'r> {
         }
     }
 
-    fn pool_limit(&self) -> Option<Finding> {
+    fn pool_limit(&self, report: &Report<'_>) -> Option<Finding> {
         let asked = signed(self.oom.asked_bytes);
         let reserved = self.oom.pool_reserved_bytes.map(|reserved| {
             let total = self.device.total_bytes.filter(|total| *total > 0);
@@ -187,7 +197,7 @@ impl<'r> Request<'r> {
             format!(" beyond the {} MiB{share} that it had reserved", mib(signed(reserved)))
         });
         (self.oom.kind == OomKind::Pool && self.free >= asked).then(|| Finding {
-            advice: Some("raise or remove torch.cuda.set_per_process_memory_fraction".into()),
+            advice: Some(format!("raise or remove {}", pool_limit_setting(report.run))),
             spare_bytes: Some(self.free.saturating_sub(asked)),
             ..self.finding(
                 Kind::PoolLimit,

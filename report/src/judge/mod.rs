@@ -68,6 +68,9 @@ pub fn units(growth: &Growth, judgement: &Judgement) -> u64 {
     (judgement.units() + stride).round() as u64
 }
 
+/// Minimum share of the intervals without a rise for an amount that rises rarely: fewer are fluctuations.
+const LEAST_STILL: f64 = 0.25;
+
 /// Returns whether an amount rises in the minority of its steps. `stride` is the number of steps between two points. A rise counts
 /// from half of the mean change. If steps rise independently of each other, the share of the intervals without a rise is the
 /// `stride`-th power of that of the steps.
@@ -76,7 +79,7 @@ pub fn rises_rarely(amounts: &[i64], stride: f64) -> bool {
     let count = amounts.len().saturating_sub(1).max(1) as f64;
     let mean = crate::sum(changes()) as f64 / count;
     let still = changes().filter(|change| (*change as f64) < mean / 2.0).count() as f64 / count;
-    1.0 - still.powf(1.0 / stride.max(1.0)) < 0.5
+    still >= LEAST_STILL && 1.0 - still.powf(1.0 / stride.max(1.0)) < 0.5
 }
 
 #[cfg(test)]
@@ -91,5 +94,11 @@ mod tests {
         };
         assert_eq!([1, 3, 5].map(|every| rises_rarely(&amounts(every, 1), 1.0)), [false, true, true]);
         assert_eq!([1, 8].map(|every| rises_rarely(&amounts(every, 4), 4.0)), [false, true]);
+        let fluctuating: Vec<i64> = amounts(1, 4)
+            .iter()
+            .enumerate()
+            .map(|(at, bytes)| bytes - i64::from(at % 8 == 0) * 300)
+            .collect();
+        assert!(!rises_rarely(&fluctuating, 4.0), "each step adds, and an eighth of the points are lower");
     }
 }

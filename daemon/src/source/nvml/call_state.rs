@@ -144,7 +144,8 @@ impl CallStateWriter {
     /// Announces a sleep until this time (ns, CLOCK_MONOTONIC), in which no call is made.
     pub(crate) fn sleep_until(&mut self, until_ns: u64) {
         self.count += 1;
-        self.word.set(self.count << CODE_BITS | Call::Nothing.code() | until_ns / 1_000_000 & 0xffff);
+        let until = until_ns / 1_000_000 & 0xffff;
+        self.word.set(self.count << CODE_BITS | Call::Nothing.code() | until);
     }
 }
 

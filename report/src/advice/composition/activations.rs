@@ -1,12 +1,14 @@
 //! Changes for activations: of passes that need no gradients, of one large output, of repeated modules, and of the batch.
 
-use super::super::item::{Item, Kind, Memory, mib};
+use super::super::item::{Item, Kind, Memory, mib, place_of};
 use super::graphs;
 use super::parts::Parts;
 use crate::{names, sum};
 use gpumem_model::cell::without_sum;
+use gpumem_model::names::Named;
 use gpumem_model::run::{Device, Oom};
 use gpumem_model::units::signed;
+use gpumem_wire::Phase;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Minimum share of the activations for advice on one module, or on a repeated one.
@@ -61,7 +63,7 @@ pub(super) fn items(device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -> Ve
         return vec![item.estimated([least, most], formula)];
     }
     if !parts.is_large(parts.activations) {
-        return Vec::new();
+        return oom.map_or(Vec::new(), |oom| of_failed_pass(device, parts, oom));
     }
     let has_share = |bytes: i64| bytes as f64 >= parts.activations as f64 * MODULE_SHARE;
     let mut items = Vec::new();
@@ -123,6 +125,29 @@ pub(super) fn items(device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -> Ve
     let formula = format!("1/2 x {} of activations", mib(parts.activations));
     items.push(item.estimated([parts.activations / 4, parts.activations / 2], formula));
     items
+}
+
+/// Returns the changes for a pass that failed at a large request, or with large temporaries, such as gradients of each sample.
+fn of_failed_pass(device: &Device, parts: &Parts<'_>, oom: &Oom) -> Vec<Item> {
+    let phase = oom.phase.as_deref().and_then(Phase::from_name);
+    let is_pass = matches!(phase, Some(Phase::Forward | Phase::Backward | Phase::Evaluation));
+    let asked = signed(oom.asked_bytes);
+    let temporaries = parts.short_lived.saturating_sub(parts.optimizer_temporaries);
+    let bytes = parts.activations.saturating_add(temporaries).saturating_add(asked);
+    if !is_pass || !parts.is_large(bytes) {
+        return Vec::new();
+    }
+    let request = parts.is_large(asked).then(|| {
+        let change = "Make the tensor{0} only for the rows that are needed, or in chunks of the rows";
+        let item = Item::new(Kind::LargeOutput, Memory::Activations, device, change).named(place_of(oom));
+        let formula =
+            format!("{}/{CHUNKS} x {} that were requested, with {CHUNKS} chunks", CHUNKS - 1, mib(asked));
+        item.estimated([asked / CHUNKS * (CHUNKS - 1); 2], formula)
+    });
+    let change = "Halve the batch; if it has one sequence or sample, process it in pieces";
+    let item = Item::new(Kind::BatchSize, Memory::Activations, device, change);
+    let formula = format!("1/2 x {} of activations, temporaries and the request", mib(bytes));
+    request.into_iter().chain([item.estimated([bytes / 4, bytes / 2], formula)]).collect()
 }
 
 /// Returns the largest activation of a model by tag.

@@ -33,8 +33,13 @@ pub(super) fn parts(report: &Report<'_>, device: &Device, oom: Option<&Oom>) -> 
     };
     let data = parts.data.filter(is_data);
     items.extend(data.map(|(line, bytes)| {
-        let change =
-            "If {0} makes a data set, keep it on the host, and move each batch to the GPU when it is used";
+        // A line that makes memory again and again makes no data set.
+        let change = match oom.is_some_and(|oom| oom.tag.as_deref() == Some(line)) {
+            true => "Move the results that {0} collects to the host in pieces, or keep fewer of them",
+            false => {
+                "If {0} makes a data set, keep it on the host, and move each batch to the GPU when it is used"
+            }
+        };
         let item = Item::new(Kind::RetainedTensors, Memory::Data, device, change).named(line);
         item.estimated([0, bytes], format!("{} that this line allocates", mib(bytes)))
     }));

@@ -81,3 +81,12 @@ fn memory_that_does_not_fit_has_the_place_of_its_largest_output() {
     assert!(!what(&[6, 2, 2], 7).contains("the size of"));
     assert!(!what(&[3, 3, 3], 7).contains("train.py"), "no output is much larger");
 }
+
+#[test]
+fn a_limit_is_named_by_what_sets_it() {
+    let log = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/small-train.log");
+    let mut run = gpumem_import::read_file(&log, None).expect("a log").remove(0);
+    assert_eq!(pool_limit_setting(&run), "torch.cuda.set_per_process_memory_fraction()");
+    run.process.claims.insert("alloc_conf".into(), "per_process_memory_fraction:0.4".into());
+    assert_eq!(pool_limit_setting(&run), "per_process_memory_fraction in the allocator's settings");
+}
