@@ -79,12 +79,12 @@ pub fn trim_heap() {
 /// rare request, does not stay resident.
 pub fn unmap_code() {
     let (Ok(maps), Ok(program)) =
-        (std::fs::read_to_string("/proc/self/maps"), std::fs::read_link("/proc/self/exe"))
+        (std::fs::read_to_string("/proc/self/smaps"), std::fs::read_link("/proc/self/exe"))
     else {
         return;
     };
     for range in code_of(&maps, &program.to_string_lossy()) {
-        // SAFETY: the range is a private mapping of a file that cannot be written, so its pages equal those of the file.
+        // SAFETY: the range is a private mapping of a file without own pages, so its pages equal those of the file.
         #[allow(unsafe_code)]
         let _ = unsafe {
             rustix::mm::madvise(range.start as *mut _, range.len(), rustix::mm::Advice::LinuxDontNeed)
@@ -92,16 +92,24 @@ pub fn unmap_code() {
     }
 }
 
-/// Returns the ranges of addresses in /proc/self/maps at which this file is mapped as code that cannot be written.
+/// Returns the ranges of addresses in /proc/self/smaps at which this file is mapped as code that cannot be written, and that have
+/// no pages of their own: breakpoints of a debugger or of a tracer are in such pages.
 fn code_of(maps: &str, file: &str) -> Vec<Range<usize>> {
-    let range = |line: &str| {
+    let code = |line: &str| {
         let mut words = line.splitn(6, ' ');
         let (start, end) = words.next()?.split_once('-')?;
         let is_code = words.next()? == "r-xp" && words.nth(3)?.trim_start() == file;
         let address = |text| usize::from_str_radix(text, 16).ok();
         Some(address(start)?..address(end)?).filter(|_| is_code)
     };
-    maps.lines().filter_map(range).collect()
+    let (mut found, mut mapping) = (Vec::new(), None);
+    for line in maps.lines() {
+        match line.strip_prefix("Anonymous:") {
+            Some(own) => found.extend(mapping.take().filter(|_| own.trim_start() == "0 kB")),
+            None => mapping = code(line).or(mapping),
+        }
+    }
+    found
 }
 
 /// Returns the number of bytes that malloc has in use, for a daemon below 4 GiB. Does not use mallinfo2, which glibc has only
@@ -130,11 +138,19 @@ mod tests {
 
     #[test]
     fn only_code_of_the_program_is_unmapped() {
-        let maps = "1000-2000 r--p 00000000 fe:00 7       /a program\n2000-4000 r-xp 00001000 fe:00 7       /a program\n\
-                    4000-5000 rw-p 00003000 fe:00 7       /a program\n5000-6000 r-xp 00000000 fe:00 8       /a library\n\
-                    6000-7000 rwxp 00000000 fe:00 7       /a program\n7000-8000 r-xp 00000000 00:00 0 \n";
-        assert_eq!(code_of(maps, "/a program"), [0x2000..0x4000]);
-        let own = std::fs::read_to_string("/proc/self/maps").expect("maps");
+        let mapping =
+            |line: &str, own_kb: u32| format!("{line}\nSize: 4 kB\nAnonymous:    {own_kb} kB\nVmFlags: rd\n");
+        let maps = [
+            mapping("1000-2000 r--p 00000000 fe:00 7       /a program", 0),
+            mapping("2000-4000 r-xp 00001000 fe:00 7       /a program", 0),
+            mapping("4000-5000 rw-p 00003000 fe:00 7       /a program", 4),
+            mapping("5000-6000 r-xp 00000000 fe:00 8       /a library", 0),
+            mapping("6000-7000 rwxp 00000000 fe:00 7       /a program", 0),
+            mapping("7000-8000 r-xp 00004000 fe:00 7       /a program", 4), // with a breakpoint
+            mapping("8000-9000 r-xp 00000000 00:00 0 ", 0),
+        ];
+        assert_eq!(code_of(&maps.concat(), "/a program"), [0x2000..0x4000]);
+        let own = std::fs::read_to_string("/proc/self/smaps").expect("maps");
         let program = std::fs::read_link("/proc/self/exe").expect("a link");
         assert!(!code_of(&own, &program.to_string_lossy()).is_empty());
         unmap_code();

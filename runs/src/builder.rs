@@ -34,6 +34,22 @@ impl<S: Sink> Sink for &mut S {
     fn observe(&mut self, origin: Origin, record: &Record<'_>) {
         (**self).observe(origin, record);
     }
+
+    fn preload(&self, origin: Origin, records: &[Record<'_>]) {
+        (**self).preload(origin, records);
+    }
+
+    fn caveat(&mut self, code: &str, text: String) {
+        (**self).caveat(code, text);
+    }
+
+    fn reject(&mut self, count: u64) {
+        (**self).reject(count);
+    }
+
+    fn figures(&mut self, figures: SnapshotFigures) {
+        (**self).figures(figures);
+    }
 }
 
 /// Passes records to a ledger, keeps the series of each process, and makes runs.

@@ -38,7 +38,7 @@ const TICK: Duration = Duration::from_millis(75);
 /// Interval between ticks while no batches arrive and no work waits. Views still mark old data as `stale`.
 const IDLE_TICK: Duration = Duration::from_secs(1);
 /// Interval between snapshots while no view reads them, or while the ledger does not change (ns).
-const IDLE_PUBLISH_NS: u64 = 1_000_000_000;
+const IDLE_PUBLISH_NS: u64 = 750_000_000;
 /// Period (ns) after a view's read in which each tick publishes a snapshot if the ledger has changed.
 const WATCHED_NS: u64 = 10_000_000_000;
 /// Interval (ns) for writing the runs of new processes for the first time. It is short, so that such a run is not lost if the

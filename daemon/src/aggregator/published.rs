@@ -50,7 +50,7 @@ impl SnapshotReader {
         self.read_ns.load(Ordering::Relaxed)
     }
 
-    /// Returns when the aggregator last called `Aggregator::tick` (ns, CLOCK_MONOTONIC), which it does several times a second.
+    /// Returns when the aggregator last called `Aggregator::tick` (ns, CLOCK_MONOTONIC), which it does at least about once a second.
     pub(crate) fn ticked_ns(&self) -> u64 {
         self.ticked_ns.load(Ordering::Relaxed)
     }

@@ -25,7 +25,7 @@ pub struct Requests {
     pub times_us: Vec<u64>,
     /// Python stack of each event.
     frames: Vec<Ref>,
-    /// Role of the memory of each event; empty if roles were not read.
+    /// Role of the memory of each event; `Role::Unknown` if roles were not read.
     roles: Vec<Role>,
     arena: Arc<Arena>,
     /// Names of memory in a recording, by their ids in `frames`; `None` for a snapshot.

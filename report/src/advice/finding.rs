@@ -74,7 +74,7 @@ fn growth(device: &Device, oom: Option<&Oom>, finding: &Finding) -> Item {
             (Item::new(Kind::RetainedTensors, Memory::Activations, device, change), Some(function.clone()))
         }
         Some(KeptBy::CacheOfSizes) => {
-            let change = "Bound the cache that has an entry for each size{0}, as lru_cache has, or compute the entry of the largest size once and slice it";
+            let change = "If a cache such as lru_cache has an entry for each size{0}, bound it, or compute the entry of the largest size once and slice it. Else drop old outputs";
             (Item::new(Kind::RetainedTensors, Memory::Activations, device, change), None)
         }
         Some(KeptBy::RetainedGraphs) => {
@@ -82,7 +82,7 @@ fn growth(device: &Device, oom: Option<&Oom>, finding: &Finding) -> Item {
             (Item::new(Kind::RetainedTensors, Memory::Activations, device, change), None)
         }
         Some(KeptBy::GradientGraphs) => {
-            let change = "Keep no gradients with their graphs{0}: of results of create_graph=True, keep .item() or .detach() only";
+            let change = "Drop old gradients{0}; of results of create_graph=True, which have graphs, keep .item() or .detach() only";
             (Item::new(Kind::RetainedTensors, Memory::Gradients, device, change), None)
         }
         None => (of_structure(device, oom, finding), None),

@@ -32,6 +32,8 @@ pub struct Replay {
     pub one_stream: Option<Trial>,
     /// Whether the replay under the recorded settings has the recorded figures.
     pub is_exact: bool,
+    /// Difference between its peak and the recorded one. A saving that is not larger is not known.
+    pub error_bytes: u64,
 }
 
 impl Replay {
@@ -42,7 +44,8 @@ impl Replay {
     /// Returns whether a trial saves enough for advice.
     fn helps(&self, trial: &Trial) -> bool {
         let is_much = self.saving(trial) as f64 >= self.own.peak_bytes as f64 * LEAST_SHARE;
-        !trial.fails && (is_much || self.own.fails)
+        let is_known = self.saving(trial) > i64::try_from(self.error_bytes).unwrap_or(i64::MAX);
+        !trial.fails && (is_much && is_known || self.own.fails)
     }
 
     /// Returns the changed settings that save nothing.

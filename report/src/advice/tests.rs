@@ -88,6 +88,7 @@ fn replay_replaces_the_estimate_and_useless_settings_are_listed() {
         trials: vec![trial("expandable_segments:True", 10, false), trial("max_split_size_mb:128", 17, true)],
         one_stream: None,
         is_exact: true,
+        error_bytes: 0,
     };
     let run = fragmented(&[]);
     let evidence = Evidence { replay: Some(Ok(replay)), children: &[] };
@@ -314,7 +315,7 @@ fn growth_has_the_change_for_what_keeps_it() {
     let frames = change(KeptBy::Frames("Service.handle".into()));
     assert!(frames.starts_with("Drop these tensors of Service.handle"), "{frames}");
     let cache = change(KeptBy::CacheOfSizes);
-    assert!(cache.starts_with("Bound the cache") && cache.contains("(Net/layers.0)"), "{cache}");
+    assert!(cache.starts_with("If a cache such as lru_cache") && cache.contains("(Net/layers.0)"), "{cache}");
     assert!(change(KeptBy::RetainedGraphs).contains("without retain_graph=True"));
     assert!(change(KeptBy::GradientGraphs).contains("create_graph=True"));
 }

@@ -66,7 +66,8 @@ fn graphs(
     match finding.structures.first().map(String::as_str)? {
         _ if finding.is_of_whole_models() => None,
         "gradients" => {
-            let is_too_many = bytes(Role::Gradient) as f64 >= bytes(Role::Parameter).max(1) as f64 * TOO_MANY;
+            let parameters = bytes(Role::Parameter);
+            let is_too_many = parameters > 0 && bytes(Role::Gradient) as f64 >= parameters as f64 * TOO_MANY;
             is_too_many.then_some(KeptBy::GradientGraphs)
         }
         "activations" | "retained forward outputs" => {

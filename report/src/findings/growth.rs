@@ -50,6 +50,8 @@ const LEAST_SECONDS: f64 = 3.0;
 const LASTING_SHARE: f64 = 0.25;
 /// Memory that has lost more than this share of its growth again is not growing.
 const FALLEN_SHARE: f64 = 0.25;
+/// Number of points at the end of which the highest is compared with the growth.
+const LAST_POINTS: usize = 3;
 /// Growth over time is reported in place of growth by steps only if it is this many times larger.
 const CLEARLY_LARGER: f64 = 1.5;
 /// Minimum confidence of growth for a forecast.
@@ -77,7 +79,7 @@ pub(super) struct Growth {
     /// Whether the memory grew between the minority of the points that are judged.
     is_in_few_steps: bool,
     /// Number of the steps or forward passes that added memory, if others add nothing; `None` if that is unknown.
-    jumps: Option<u64>,
+    jumps: Option<(u64, i64)>,
     /// Whether each step or forward pass adds different bytes.
     is_varied: bool,
     /// What keeps the memory, if the amounts show it.
@@ -216,8 +218,8 @@ impl Course<'_> {
     }
 
     /// Returns whether the last value of an amount clearly exceeds all values before the time that `judgement` covers, whether it
-    /// has kept most of the growth, and whether its lowest level rises within this time, too. Values of the warm-up are ignored. The lowest level of memory that is dropped
-    /// again and again does not rise.
+    /// has kept most of the growth, and whether its lowest level rises within this time, too. Values of the warm-up are ignored. The
+    /// lowest level of memory that is dropped again and again does not rise.
     fn is_lasting(&self, judgement: &Judgement, amounts: &[i64], material: f64) -> bool {
         let Some((first, last)) = judgement.span else { return false };
         let amounts_in = |is_in: &dyn Fn(f64) -> bool| -> Vec<i64> {
@@ -232,7 +234,9 @@ impl Course<'_> {
         let growth = judgement.bytes_per_unit.unwrap_or(0.0) * judgement.units();
         let rise = growth * LASTING_SHARE;
         let most = amounts_in(&|at| (first..=last).contains(&at)).into_iter().max();
-        let has_fallen = most.is_some_and(|most| most.saturating_sub(end) as f64 > growth * FALLEN_SHARE);
+        // Of the last points the highest counts: each may be between two requests.
+        let kept = amounts.iter().rev().take(LAST_POINTS).max().copied().unwrap_or(end);
+        let has_fallen = most.is_some_and(|most| most.saturating_sub(kept) as f64 > growth * FALLEN_SHARE);
         !has_fallen
             && earlier.is_none_or(|earlier| end.saturating_sub(earlier) as f64 >= material)
             && low.zip(later).is_none_or(|(low, later)| later.saturating_sub(low) as f64 >= rise)
@@ -280,6 +284,11 @@ pub(super) fn largest(mut names: Vec<(String, i64)>, bytes: i64) -> Vec<(String,
     names
 }
 
+/// Returns whether a tag is a path, or is inside of it.
+fn is_below(tag: &str, path: &str) -> bool {
+    tag.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
 impl Growth {
     /// Returns whether the growth lasted for few forward passes.
     pub fn is_short(&self) -> bool {
@@ -288,9 +297,6 @@ impl Growth {
 
     /// Returns the growth as far as `amounts` still have it; `None` if most of the named memory has been released.
     pub fn still_held(self, report: &Report<'_>, amounts: &Amounts) -> Option<Growth> {
-        let is_below = |tag: &str, name: &str| {
-            tag.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-        };
         let is_named = |cell: &Cell| {
             let tag = cell.tag.as_deref().unwrap_or(NO_TAG);
             is_live_class(cell) && self.names.iter().any(|(name, _)| is_below(tag, name))
@@ -309,8 +315,7 @@ impl Growth {
         let bytes_of = |(cell, bytes): &(u32, i64)| {
             let tag = report.cell(*cell).filter(|cell| is_live_class(cell))?.tag.as_deref();
             let structure = report.category(*cell, GroupBy::Structure).unwrap_or(OTHERS);
-            let is_named =
-                self.names.iter().any(|(name, _)| tag.is_some_and(|tag| tag.starts_with(name.as_str())));
+            let is_named = self.names.iter().any(|(name, _)| tag.is_some_and(|tag| is_below(tag, name)));
             (is_named || self.structures.iter().any(|name| name == structure)).then_some(*bytes)
         };
         sum(amounts.iter().filter_map(bytes_of))
@@ -334,8 +339,8 @@ impl Growth {
         };
         let whole = format!("+{rate} per {} over {}", self.axis, plural(self.over, self.axis));
         match self.jumps {
-            Some(jumps) => {
-                let each = self.bytes as f64 / jumps.max(1) as f64 / 1_048_576.0;
+            Some((jumps, bytes)) => {
+                let each = bytes as f64 / jumps.max(1) as f64 / 1_048_576.0;
                 format!("{whole} (about +{each:.1} MiB in each of {jumps}, and nothing in the others)")
             }
             None => whole,

@@ -339,7 +339,7 @@ impl<'r> Request<'r> {
         names.next().filter(|_| names.next().is_none())
     }
 
-    /// Returns the module or line with most of a part, and its bytes, if it has much of it. Memory of the backward pass has no name.
+    /// Returns the module or line with most of a part, and its bytes, if it has much of it.
     fn place_of_part(&self, report: &Report<'_>, moment: &Moment, part: &str) -> Option<(String, i64)> {
         let tags = moment.amounts.iter().filter_map(|(cell, bytes)| {
             let is_in_part = report.category(*cell, GroupBy::Structure) == Some(part);
@@ -352,12 +352,13 @@ impl<'r> Request<'r> {
         is_much.then_some((tag, most))
     }
 
-    /// Returns that the failed request has the size of the largest output, if it has: a gradient or a temporary of it.
+    /// Returns that the failed request is as large as all outputs of the place with most of them, if it is: a gradient or a
+    /// temporary of them.
     fn request_clue(&self, largest: Option<&(String, i64)>) -> String {
         let asked = signed(self.oom.asked_bytes);
         let is_same = |bytes: i64| bytes.abs_diff(asked) as f64 <= asked as f64 * SAME_SIZE;
         let same = largest.filter(|(_, bytes)| is_same(*bytes));
-        same.map(|(tag, _)| format!(", the size of the output of {}", escape(tag))).unwrap_or_default()
+        same.map(|(tag, _)| format!(", as much as the outputs of {} have", escape(tag))).unwrap_or_default()
     }
 
     /// Returns the activations of earlier steps in brackets, if `bytes` are clearly more.

@@ -152,6 +152,7 @@ pub(crate) fn replay(target: &Path, pid: Option<u32>, store: &StorePath) -> Resu
         trials: trials.iter().map(Trial::advice).collect(),
         one_stream: one_stream.first().map(Trial::advice),
         is_exact: recorded.is_exact,
+        error_bytes: recorded.error_bytes(),
     })
 }
 

@@ -68,16 +68,17 @@ impl Scale<'_> {
         &self,
         requests: &Requests,
         mut replay: impl FnMut(&mut dyn Iterator<Item = Event>) -> Result<T>,
-    ) -> Result<Option<[T; 2]>> {
+    ) -> Result<Option<(bool, [T; 2])>> {
         let is_request = |(event, named): (&Event, &bool)| *named && matches!(event, Event::Request { .. });
         let is_requested = |named: &Vec<bool>| requests.events.iter().zip(named).any(is_request);
         // A word that is no role of this memory may be part of a name.
         let of_role = roles::named(self.name).map(|role| requests.of_role(role)).filter(is_requested);
+        let is_role = of_role.is_some();
         let of_name = || Some(requests.named(self.name)).filter(is_requested);
         let Some(named): Option<Vec<bool>> = of_role.or_else(of_name) else { return Ok(None) };
         let [first, second] =
             [false, true].map(|is_second| replay(&mut self.changed(&requests.events, &named, is_second)));
-        Ok(Some([first?, second?]))
+        Ok(Some((is_role, [first?, second?])))
     }
 
     /// Returns the changed events one by one: a large factor makes far more of them than memory holds.

@@ -194,7 +194,7 @@ impl Shown<'_> {
         let (before, after) = (own.figures.reserved.peak, best.figures.reserved.peak);
         let requests = &self.recorded.requests;
         // A saving that is not above the error of the replay is not known. The error is large if the peak is older than the history.
-        let error = before.abs_diff(requests.reserved.0);
+        let error = self.recorded.error_bytes();
         if error > 0 && error >= before.saturating_sub(after) {
             let more = if requests.is_recording() { "" } else { ", with a larger max_entries" };
             let remedy = format!(" Record from the start of the program{more}.");

@@ -3,7 +3,6 @@
 use super::model::{Model, Scale};
 use crate::exit::Kind;
 use anyhow::Result;
-use gpumem_import::roles;
 use gpumem_import::torch_snapshot::Requests;
 use gpumem_model::units::signed;
 use gpumem_replay::{
@@ -177,12 +176,18 @@ impl Recorded {
         let ends = scale.apply(&self.requests, |events| {
             Ok(trial.run(events, release, total_bytes, EventReturn::AsRecorded)?.0)
         })?;
-        let without_role = roles::named(scale.name).map(|_| {
+        let without_role = || {
             let bytes = self.requests.bytes_of_roles();
             let unknown = bytes.get("").copied().unwrap_or_default();
-            unknown as f64 / bytes.values().sum::<u64>().max(1) as f64
-        });
-        Ok(ends.map(|ends| Model { ends, without_role, scale }))
+            let all = bytes.values().fold(0, |sum: u64, bytes| sum.saturating_add(*bytes));
+            unknown as f64 / all.max(1) as f64
+        };
+        Ok(ends.map(|(is_role, ends)| Model { ends, without_role: is_role.then(without_role), scale }))
+    }
+
+    /// Returns by how much the peak of the replay differs from the recorded one.
+    pub(super) fn error_bytes(&self) -> u64 {
+        self.own.figures.reserved.peak.abs_diff(self.requests.reserved.0)
     }
 
     fn total_bytes(&self, memory: Option<u64>) -> u64 {
@@ -192,8 +197,7 @@ impl Recorded {
     /// Whether the recording has sizes of blocks in place of requests, and the peak of the replay differs from the recorded one by
     /// more than 1 %. Then the program used several streams or private pools, which such a recording does not contain.
     pub(super) fn lacks_streams(&self) -> bool {
-        let (replayed, recorded) = (self.own.figures.reserved.peak, self.requests.reserved.0);
-        self.requests.block_sizes > 0 && replayed.abs_diff(recorded) > recorded / 100
+        self.requests.block_sizes > 0 && self.error_bytes() > self.requests.reserved.0 / 100
     }
 
     /// Replays other settings, on several threads.

@@ -118,8 +118,9 @@ impl CallState {
         if Call::from_code(word & ((1 << CODE_BITS) - 1)) != Call::Nothing {
             return Duration::ZERO;
         }
-        let left_ms = (word as u16).wrapping_sub((now_ns / 1_000_000) as u16);
-        Duration::from_millis(if left_ms <= MAX_SLEEP_MS { left_ms.into() } else { 0 })
+        let until_ms = word as u16;
+        let left_ms = until_ms.wrapping_sub((now_ns / 1_000_000) as u16);
+        Duration::from_millis(if until_ms != 0 && left_ms <= MAX_SLEEP_MS { left_ms.into() } else { 0 })
     }
 
     fn word(&self) -> u64 {
@@ -144,7 +145,8 @@ impl CallStateWriter {
     /// Announces a sleep until this time (ns, CLOCK_MONOTONIC), in which no call is made.
     pub(crate) fn sleep_until(&mut self, until_ns: u64) {
         self.count += 1;
-        let until = until_ns / 1_000_000 & 0xffff;
+        // 0 announces nothing, as the words of calls have it.
+        let until = (until_ns / 1_000_000 & 0xffff).max(1);
         self.word.set(self.count << CODE_BITS | Call::Nothing.code() | until);
     }
 }

@@ -175,7 +175,9 @@ fn graphs_at_once(device: &Device, parts: &Parts<'_>) -> Option<Item> {
         graphs.passes - 1,
         graphs.passes
     );
-    Some(item.estimated([graphs.bytes; 2], formula))
+    // Passes may share a graph, or need the state of the pass before: then the bytes are needed.
+    let least = if graphs.is_trained { 0 } else { graphs.bytes };
+    Some(item.estimated([least, graphs.bytes], formula))
 }
 
 /// Returns the change for activations of repeated modules, with the share of the forward pass that runs again.

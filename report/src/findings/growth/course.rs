@@ -9,6 +9,8 @@ use gpumem_model::run::{Cell, Device, Oom};
 use gpumem_model::timeline::Point;
 use std::collections::BTreeMap;
 
+/// Changes in the other steps that are next to nothing, as a share of the growth.
+const OTHERS_SHARE: f64 = 0.05;
 /// Maximum number of points over time that are judged. The time to judge grows with the square of this number.
 const MOST_POINTS: usize = 64;
 
@@ -110,15 +112,19 @@ impl<'r> Course<'r> {
         rises_rarely(&amounts, judgement.units() / amounts.len().saturating_sub(1).max(1) as f64)
     }
 
-    /// Returns the number of steps that added memory, if these are the minority and each step is a point.
-    pub(super) fn jumps(&self, judgement: &Judgement, names: &[(String, i64)]) -> Option<u64> {
+    /// Returns the number of steps that added memory, and the bytes that they added together, if these are the minority, the others
+    /// added next to nothing, and each step is a point.
+    pub(super) fn jumps(&self, judgement: &Judgement, names: &[(String, i64)]) -> Option<(u64, i64)> {
         let amounts = self.named_amounts(judgement, names);
         let intervals = amounts.len().checked_sub(1).filter(|count| *count > 0)?;
         let is_each_step = judgement.units().round() as usize == intervals;
         let changes = || amounts.windows(2).map(|pair| pair[1].saturating_sub(pair[0]));
         let mean = sum(changes()) / intervals as i64;
-        let jumps = changes().filter(|change| *change > mean / 2).count();
-        (is_each_step && jumps > 0 && rises_rarely(&amounts, 1.0)).then_some(jumps as u64)
+        let jumps: Vec<i64> = changes().filter(|change| *change > mean / 2).collect();
+        let added = sum(jumps.iter().copied());
+        let others = changes().filter(|change| *change <= mean / 2);
+        let is_all = sum(others.map(i64::saturating_abs)) as f64 <= added as f64 * OTHERS_SHARE;
+        (is_each_step && is_all && rises_rarely(&amounts, 1.0)).then_some((jumps.len() as u64, added))
     }
 
     /// Returns the changes of an amount between the points that `judgement` covers.
@@ -148,6 +154,8 @@ mod tests {
             jumps.ends_with("over 53 steps (about +60.0 MiB in each of 8, and nothing in the others)"),
             "{jumps}"
         );
+        let both = rate(|at| at / 6 * 60 + at * 4, 1).expect("it grows");
+        assert!(!both.contains("in each of"), "the other steps add, too: {both}");
         let steady = rate(|at| at * 10, 1).expect("it grows");
         assert_eq!(steady, "+10.0 MiB per step over 53 steps");
         let unknown = rate(|at| at / 6 * 60, 4).expect("it grows");
