@@ -503,16 +503,6 @@ def embeddings_with_graphs():
         model(batch(8192)).detach().cpu()
 
 
-def losses_summed_in_each_step():
-    """The losses of six micro-batches are added up before one backward pass."""
-    model = Net().cuda()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    for _ in range(6):
-        sum(model(batch(3072)).pow(2).mean() for _ in range(6)).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-
 def gradients_cleared_late():
     """The gradients of the last step are cleared after the forward pass."""
     model = Net(width=2048, depth=8).cuda()

@@ -78,9 +78,8 @@ const KEPT: [(&str, &str, &str, &str); 8] = [
 ];
 
 /// Programs that end well and have no finding, with the kind of a first advice that costs nothing, and a part of it.
-const FREE: [(&str, &str, &str); 5] = [
+const FREE: [(&str, &str, &str); 4] = [
     ("embeddings_with_graphs", "evaluation_gradients", "no_grad()"),
-    ("losses_summed_in_each_step", "graphs_at_once", "backward()"),
     ("gradients_cleared_late", "kept_gradients", "zero_grad()"),
     ("teacher_fits", "evaluation_gradients", "no_grad()"),
     ("checkpoint_stays", "loaded_checkpoint", "map_location"),

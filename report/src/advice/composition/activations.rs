@@ -53,7 +53,16 @@ fn large_output<'r>(parts: &Parts<'r>, oom: Option<&Oom>) -> Option<(&'r str, i6
 
 /// Returns the changes for activations: those of one large output, of repeated modules, and of the batch.
 pub(super) fn items(device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -> Vec<Item> {
-    if let Some([least, most]) = parts.without_backward.filter(|[_, most]| parts.is_large(*most)) {
+    let mut items = Vec::new();
+    if let Some([least, most]) = parts.kept_graphs.filter(|[_, most]| parts.is_large(*most)) {
+        let change = "Run the forward passes whose results need no gradients under torch.no_grad(), or keep only .detach() of the results: their graphs stay through later optimizer steps";
+        let item = Item::new(Kind::EvaluationGradients, Memory::Activations, device, change);
+        let formula = format!(
+            "{} of forward passes that stay through most steps and that no backward pass frees, less the largest module's, which the program may need",
+            mib(most)
+        );
+        items.push(item.estimated([least, most], formula));
+    } else if let Some([least, most]) = parts.without_backward.filter(|[_, most]| parts.is_large(*most)) {
         let change = "Run the forward passes that have no backward pass under torch.no_grad(); if they are, keep fewer of their outputs";
         let item = Item::new(Kind::EvaluationGradients, Memory::Activations, device, change);
         let formula = format!(
@@ -63,10 +72,10 @@ pub(super) fn items(device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -> Ve
         return vec![item.estimated([least, most], formula)];
     }
     if !parts.is_large(parts.activations) {
-        return oom.map_or(Vec::new(), |oom| of_failed_pass(device, parts, oom));
+        items.extend(oom.into_iter().flat_map(|oom| of_failed_pass(device, parts, oom)));
+        return items;
     }
     let has_share = |bytes: i64| bytes as f64 >= parts.activations as f64 * MODULE_SHARE;
-    let mut items = Vec::new();
     if let Some((model, bytes)) = parts.not_updated.filter(|(_, bytes)| has_share(*bytes)) {
         let change = match parts.sizes.lacks_optimizer(model) {
             Some(true) if parts.unused_gradients > 0 => {
@@ -95,7 +104,7 @@ pub(super) fn items(device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -> Ve
             ),
         );
     }
-    items.extend(graphs_at_once(device, parts));
+    items.extend(graphs_at_once(device, parts).filter(|_| parts.kept_graphs.is_none()));
     if let Some((tag, bytes, asked)) = large_output(parts, oom).filter(|(_, bytes, _)| has_share(*bytes)) {
         let change = match parts.is_inference {
             false => {

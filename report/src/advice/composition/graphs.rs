@@ -2,9 +2,11 @@
 
 use super::parts::{Parts, is_role};
 use crate::{Report, held, sum, sums};
+use gpumem_model::growth::{Axis, LEAST_POINTS};
 use gpumem_model::names::Named;
-use gpumem_model::run::{Cell, Class, Device, Iteration};
+use gpumem_model::run::{Amounts, Cell, Class, Device, Iteration};
 use gpumem_wire::{Phase, Role};
+use std::collections::BTreeMap;
 
 /// Maximum share of one module in the memory of a forward pass that keeps its graph.
 const MODULE_OF_GRAPH_SHARE: f64 = 0.25;
@@ -20,6 +22,12 @@ const DROPPED_SHARE: f64 = 0.6;
 const KEPT_SHARE: f64 = 0.9;
 /// Minimum share of the graph of one pass in the process's memory. Steps of a sequence keep less, and each needs those before it.
 const PASS_SHARE: f64 = 0.01;
+/// Maximum of the bytes that outlive optimizer steps, as a factor of their median, if they do not grow.
+const STEADY: f64 = 1.5;
+/// Minimum share of the bytes that outlive optimizer steps whose division among the modules is that of activations.
+const SAME_MODULES_SHARE: f64 = 0.75;
+/// Maximum share of one module in these bytes.
+const MODULE_OF_KEPT_SHARE: f64 = 0.75;
 
 /// Graphs of forward passes that wait for one backward pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,4 +83,63 @@ pub(super) fn without_backward(report: &Report<'_>, device: &Device) -> Option<[
     });
     (is_graph && is_small(largest, MODULE_OF_GRAPH_SHARE) && (has_ended || is_dropped))
         .then(|| [bytes.saturating_sub(largest.saturating_mul(2)), bytes])
+}
+
+/// Returns the bytes by tag of forward passes at a moment: those that have no role, and the activations. A block that outlives
+/// whole steps loses its role.
+fn of_passes<'r>(report: &'r Report<'_>, amounts: &Amounts) -> [BTreeMap<&'r str, i64>; 2] {
+    let by_tag = |fits: &dyn Fn(&Cell) -> bool| {
+        let tags = amounts.iter().filter_map(|(cell, bytes)| {
+            let cell = report.cell(*cell).filter(|cell| is_of_forward(cell) && fits(cell))?;
+            Some((cell.tag.as_deref()?, *bytes))
+        });
+        sums(tags)
+    };
+    [by_tag(&|cell| cell.role.is_none()), by_tag(&|cell| is_role(cell, Role::Activation))]
+}
+
+fn is_of_forward(cell: &Cell) -> bool {
+    cell.class == Class::Block && cell.phase.as_deref() == Phase::Forward.name()
+}
+
+/// Returns the least and most bytes of graphs that stay through most optimizer steps, because no backward pass frees them, and
+/// that do not grow. Outputs without a graph stay in the same way, but they are those of few modules. So the bytes must come from
+/// several passes, and be divided among the modules like the activations of the passes that have a backward pass.
+pub(super) fn kept(report: &Report<'_>, device: &Device) -> Option<[i64; 2]> {
+    let growth = &device.details.growth;
+    if growth.axis != Axis::Step || growth.points.len() < LEAST_POINTS {
+        return None;
+    }
+    let is_kept = |cell: &Cell| is_of_forward(cell) && cell.role.is_none();
+    let columns = growth.cells.iter().filter(|(cell, _)| report.cell(*cell).is_some_and(is_kept));
+    let columns: Vec<&Vec<i64>> = columns.map(|(_, column)| column).collect();
+    let at_point = |at: usize| sum(columns.iter().filter_map(|column| column.get(at).copied()));
+    let mut points: Vec<i64> = (0..growth.points.len()).map(at_point).collect();
+    points.sort_unstable();
+    let bytes = *points.get((points.len() - 1) / 2)?;
+    let is_steady = points.last().is_some_and(|most| *most as f64 <= bytes as f64 * STEADY);
+    let iterations = &device.details.iterations;
+    let is_of_passes = iterations.rows.iter().chain(&iterations.open).any(|row| {
+        row.passes_at_once >= LEAST_PASSES
+            && row.kept_activations.peak_bytes as f64 >= bytes as f64 * KEPT_SHARE
+    });
+    if bytes <= 0 || !is_steady || !is_of_passes {
+        return None;
+    }
+    let moments = [&device.peak.amounts].into_iter();
+    let moments = moments.chain(device.details.timeline.points.iter().map(|point| &point.amounts));
+    let with_both = moments.map(|amounts| of_passes(report, amounts)).filter(|[kept, _]| {
+        let total = sum(kept.values().copied());
+        total >= bytes / 2
+    });
+    // Most modules are known at the peak and during a backward pass.
+    let [kept, activations] = with_both
+        .max_by_key(|[kept, activations]| kept.keys().filter(|tag| activations.contains_key(*tag)).count())?;
+    let total = |tags: &BTreeMap<&str, i64>| sum(tags.values().copied()).max(1) as f64;
+    let share =
+        |tags: &BTreeMap<&str, i64>, tag: &str| tags.get(tag).copied().unwrap_or(0) as f64 / total(tags);
+    let same: f64 = kept.keys().map(|tag| share(&kept, tag).min(share(&activations, tag))).sum();
+    let largest = kept.keys().map(|tag| share(&kept, tag)).fold(0.0, f64::max);
+    (same >= SAME_MODULES_SHARE && largest <= MODULE_OF_KEPT_SHARE)
+        .then(|| [(bytes as f64 * (1.0 - largest)) as i64, bytes])
 }

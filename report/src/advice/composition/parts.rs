@@ -56,6 +56,8 @@ pub(super) struct Parts<'r> {
     pub unused_gradients: i64,
     /// Value of [`graphs::without_backward`].
     pub without_backward: Option<[i64; 2]>,
+    /// Value of [`graphs::kept`].
+    pub kept_graphs: Option<[i64; 2]>,
     /// The program's line with the most memory that has no role and was not made in a step, and its bytes.
     pub data: Option<(&'r str, i64)>,
     /// Value of [`checkpoint`].
@@ -221,6 +223,7 @@ impl<'r> Parts<'r> {
             not_updated,
             lacks_backward: not_updated.is_some_and(|(model, _)| lacks_backward(report, model)),
             without_backward: oom.is_none().then(|| graphs::without_backward(report, device)).flatten(),
+            kept_graphs: graphs::kept(report, device),
             data: data(report, amounts),
             checkpoint: checkpoint(report, device, amounts),
             by_tag: by_tag(&is_activation),

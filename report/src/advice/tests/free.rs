@@ -170,3 +170,44 @@ fn report_points_to_a_saving_that_costs_nothing() {
     run.devices[0].total_bytes = Some(400 << 30);
     assert_eq!(line(&run), None, "little of the device");
 }
+
+#[test]
+fn graphs_that_stay_through_steps_need_no_gradients() {
+    let held = [
+        (Role::Unknown, "Net/a", 4),
+        (Role::Unknown, "Net/b", 4),
+        (Role::Unknown, "Net/c", 2),
+        (Role::Activation, "Net/a", 2),
+        (Role::Activation, "Net/b", 2),
+        (Role::Activation, "Net/c", 1),
+        (Role::Temporary, "Net/a", 1),
+    ];
+    // In each of 12 steps `kept` holds a share of the first three, and passes kept `gib` GiB in the first step.
+    let advised = |held: &[(Role, &str, i64)], kept: &dyn Fn(i64) -> i64, passes, gib| {
+        let mut run = fitting(held);
+        made_in(&mut run, 6, Phase::Backward);
+        let details = &mut run.devices[0].details;
+        let points = |(cell, (.., gib)): (u32, &(Role, &str, i64))| {
+            (cell, (0..12).map(|step| gib * GIB / 100 * kept(step as i64)).collect())
+        };
+        details.growth.cells = (0..).zip(&held[..3]).map(points).collect();
+        details.growth.axis = Axis::Step;
+        details.growth.points = (0..12).map(|step| (step, step * 10)).collect();
+        let row = &mut details.iterations.rows[0];
+        (row.passes_at_once, row.kept_activations) = (passes, level(gib));
+        first(&run)
+    };
+    let always = |_| 100;
+    assert_eq!(advised(&held, &always, 8, 10), Some((Kind::EvaluationGradients, [5, 9])));
+    let mostly = |step| if step % 4 == 0 { 0 } else { 100 };
+    assert_eq!(advised(&held, &mostly, 8, 10), Some((Kind::EvaluationGradients, [5, 9])));
+    let rarely = |step| if step % 4 == 0 { 100 } else { 0 };
+    assert_eq!(advised(&held, &rarely, 8, 10), None, "most steps end without them");
+    assert_eq!(advised(&held, &|step| step * 9, 8, 10), None, "growth has advice of its own");
+    assert_eq!(advised(&held, &always, 1, 0), None, "buffers of a captured CUDA graph");
+    let mut outputs = held;
+    (outputs[0].2, outputs[1].2, outputs[2].2) = (0, 0, 10);
+    assert_eq!(advised(&outputs, &always, 8, 10), None, "outputs of one module have no graph");
+    (outputs[0].2, outputs[1].2, outputs[2].2) = (0, 4, 6);
+    assert_eq!(advised(&outputs, &always, 8, 10), None, "outputs of other modules than the activations");
+}
