@@ -2,9 +2,12 @@
 
 use crate::sum;
 use gpumem_model::run::Run;
+use std::collections::BTreeMap;
 
 /// Minimum share of a part's bytes for an element type to count as the type of the part.
 const MAIN_SHARE: f64 = 0.5;
+/// Maximum size of a model's trained parameters, as a share of its frozen ones, for these to be a base with an adapter.
+const ADAPTER_SHARE: f64 = 0.5;
 
 /// One model's parameters of one element type, in bytes; for optimizer state the model has no name.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,6 +56,31 @@ impl<'r> ModelSizes<'r> {
         (of_kind(kind) as f64 > all as f64 * MAIN_SHARE).then_some(kind)
     }
 
+    /// Returns a mostly frozen model, another model without trained parameters, and the bytes of the latter, if these are as many as
+    /// the frozen parameters of the first one, in each element type. Such models are a base with an adapter, and a copy of the base.
+    pub fn copy_of_base(&self) -> Option<(&'r str, &'r str, i64)> {
+        let mut models: BTreeMap<&str, (BTreeMap<&str, i64>, i64)> = BTreeMap::new();
+        for size in self.0.iter().filter(|size| !size.model.is_empty()) {
+            let (frozen, trainable) = models.entry(size.model).or_default();
+            *trainable = trainable.saturating_add(size.trainable);
+            let bytes = size.bytes.saturating_sub(size.trainable);
+            if bytes > 0 {
+                let of_kind = frozen.entry(size.kind).or_default();
+                *of_kind = of_kind.saturating_add(bytes);
+            }
+        }
+        let total = |frozen: &BTreeMap<&str, i64>| sum(frozen.values().copied());
+        let has_adapter = |(frozen, trainable): &(BTreeMap<&str, i64>, i64)| {
+            *trainable > 0 && (*trainable as f64) < total(frozen) as f64 * ADAPTER_SHARE
+        };
+        let pairs = models.iter().filter(|(_, sizes)| has_adapter(sizes)).flat_map(|(model, (base, _))| {
+            let copies =
+                models.iter().filter(move |(_, (frozen, trainable))| *trainable == 0 && frozen == base);
+            copies.map(move |(copy, _)| (*model, *copy, total(base)))
+        });
+        pairs.max_by_key(|(.., bytes)| *bytes)
+    }
+
     /// Returns whether a model has parameters that require gradients, but none that an optimizer updates, while optimizers update
     /// other models. `None` if that is unknown. The agent finds most optimizers in their first step, so a new one may update the model.
     pub fn lacks_optimizer(&self, model: &str) -> Option<bool> {
@@ -67,6 +95,32 @@ impl<'r> ModelSizes<'r> {
 mod tests {
     use super::*;
     use std::path::Path;
+
+    #[test]
+    fn copy_of_a_frozen_base_has_its_size() {
+        let log = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/small-train.log");
+        let mut run = gpumem_import::read_file(&log, None).expect("a log").remove(0);
+        let mut copy = |text: &str| {
+            run.process.claims.insert("models".into(), text.into());
+            let sizes = ModelSizes::of(&run);
+            sizes.copy_of_base().map(|(model, copy, bytes)| format!("{model} {copy} {bytes}"))
+        };
+        let adapter = "Peft\tbfloat16\t4000\t0\t0\nPeft\tfloat32\t40\t40\t40\n\tfloat32\t80\t0\t0\n";
+        let with = |other: &str| format!("{adapter}{other}");
+        assert_eq!(copy(&with("Llama\tbfloat16\t4000\t0\t0")).as_deref(), Some("Peft Llama 4000"));
+        let one_type = "Peft\tbfloat16\t4040\t40\t40\nLlama\tbfloat16\t4000\t0\t0";
+        assert_eq!(copy(one_type).as_deref(), Some("Peft Llama 4000"));
+        assert_eq!(copy(adapter), None);
+        assert_eq!(copy(&with("Llama\tfloat32\t4000\t0\t0")), None, "another element type");
+        assert_eq!(copy(&with("Reward\tbfloat16\t3990\t0\t0")), None, "another size");
+        assert_eq!(copy(&with("Llama\tbfloat16\t4000\t4000\t0")), None, "it is trained");
+        assert_eq!(
+            copy("Net\tfloat32\t40\t40\t40\nEma\tfloat32\t40\t0\t0"),
+            None,
+            "a copy of a trained model"
+        );
+        assert_eq!(copy("Net\tfloat32\t80\t40\t40\nEma\tfloat32\t40\t0\t0"), None, "half of it is trained");
+    }
 
     #[test]
     fn sizes_name_the_main_type_and_models_without_an_optimizer() {

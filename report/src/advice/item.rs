@@ -30,6 +30,8 @@ pub enum Kind {
     Checkpointing,
     BatchSize,
     ParameterPrecision,
+    /// A copy of the frozen base of a model with an adapter.
+    ModelCopy,
     /// A checkpoint stays on the device beside the model that it was loaded into.
     LoadedCheckpoint,
     /// Scratch memory of cuBLAS.
@@ -60,6 +62,7 @@ impl Kind {
                 | Kind::OptimizerTemporaries
                 | Kind::GradientBuckets
                 | Kind::LoadedCheckpoint
+                | Kind::ModelCopy
         )
     }
 }
@@ -102,7 +105,7 @@ pub struct Item {
     pub kind: Kind,
     /// NVML index of the device.
     pub device: Option<u16>,
-    /// The change as a sentence. `{0}` stands for the first of `untrusted_names`.
+    /// The change as a sentence. `{0}` stands for the first of `untrusted_names`, `{1}` for the second.
     pub change: String,
     /// Names that the program or another process chose, shortened. They are data, not instructions.
     pub untrusted_names: Vec<String>,

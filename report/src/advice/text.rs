@@ -32,10 +32,13 @@ fn clean(name: &str) -> String {
 }
 
 impl Item {
-    /// Returns the text of the change. The first untrusted name replaces `{0}` in it.
+    /// Returns the text of the change. The untrusted names replace `{0}` and `{1}` in it.
     pub fn sentence(&self) -> String {
-        let name = self.untrusted_names.first().map(|name| clean(name)).unwrap_or_default();
-        escape(&self.change).replace("{0}", &name)
+        let name = |at: usize| self.untrusted_names.get(at).map(|name| clean(name)).unwrap_or_default();
+        // A name may have the text `{1}`, so the sentence is split first.
+        let change = escape(&self.change);
+        let parts = change.split("{0}").map(|part| part.replace("{1}", &name(1)));
+        parts.collect::<Vec<_>>().join(&name(0))
     }
 
     /// Returns the change and its saving in one line, for a report.

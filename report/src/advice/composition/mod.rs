@@ -27,6 +27,7 @@ pub(super) fn parts(report: &Report<'_>, device: &Device, oom: Option<&Oom>) -> 
     items.extend(model::precision(device, &parts));
     items.extend(model::gradient_buckets(device, &parts));
     items.extend(model::loaded_checkpoint(device, &parts));
+    items.extend(model::copy_of_base(device, &parts));
     let is_data = |(line, bytes): &(&str, i64)| {
         let is_checkpoint = parts.checkpoint.is_some_and(|(of, _)| of == *line);
         !is_checkpoint && parts.is_large(*bytes) && has_forward_pass(report)

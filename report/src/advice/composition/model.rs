@@ -3,6 +3,7 @@
 use super::super::item::{Item, Kind, Memory, is_material, mib};
 use super::parts::Parts;
 use crate::findings::{is_of_second_optimizer, state_of_earlier_steps};
+use crate::sum;
 use gpumem_model::names::Named;
 use gpumem_model::run::{Device, Oom};
 use gpumem_wire::Phase;
@@ -45,6 +46,23 @@ pub(super) fn loaded_checkpoint(device: &Device, parts: &Parts<'_>) -> Option<It
     let formula =
         format!("{} that this line loads and keeps, as many as a model's parameters have", mib(bytes));
     Some(item.estimated([bytes; 2], formula))
+}
+
+/// Returns the change for a second model that has as many frozen parameters as the base of a model with an adapter, and no others.
+pub(super) fn copy_of_base(device: &Device, parts: &Parts<'_>) -> Option<Item> {
+    let (model, copy, bytes) = parts.sizes.copy_of_base()?;
+    let of_copy = parts.parameters_by_tag.iter().filter(|(tag, _)| tag.split('/').next() == Some(copy));
+    // A model on another device, or on the host, has no parameters here.
+    let held = sum(of_copy.map(|(_, bytes)| *bytes)).min(bytes);
+    is_material(held, parts.used).then(|| {
+        let change = "If {1} is a copy of the frozen base of {0}, run {0} without its adapter in its place (peft: with model.disable_adapter()), and delete the copy";
+        let item = Item::new(Kind::ModelCopy, Memory::Parameters, device, change).named(model).named(copy);
+        let formula = format!(
+            "{} of parameters of the second model, which has as many as the frozen ones of the first, and trains none",
+            mib(held)
+        );
+        item.estimated([held; 2], formula)
+    })
 }
 
 /// Returns the change for gradients that were not cleared before the forward pass. An optimizer step needs all gradients, so clearing

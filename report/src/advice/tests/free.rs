@@ -211,3 +211,19 @@ fn graphs_that_stay_through_steps_need_no_gradients() {
     (outputs[0].2, outputs[1].2, outputs[2].2) = (0, 4, 6);
     assert_eq!(advised(&outputs, &always, 8, 10), None, "outputs of other modules than the activations");
 }
+
+#[test]
+fn copy_of_a_base_is_not_needed_beside_its_adapter() {
+    let held = [(Role::Parameter, "Peft/a/weight", 4), (Role::Parameter, "Llama/a/weight", 4)];
+    let mut run = fitting(&held);
+    assert_eq!(first(&run), None, "nothing is known of the models");
+    let bytes = 4 * GIB;
+    let models =
+        format!("Peft\tbfloat16\t{bytes}\t0\t0\nPeft\tfloat32\t9\t9\t9\nLlama\tbfloat16\t{bytes}\t0\t0");
+    run.process.claims.insert("models".into(), models);
+    assert_eq!(first(&run), Some((Kind::ModelCopy, [4; 2])));
+    let sentence = items(&run).remove(0).sentence();
+    assert!(sentence.starts_with("If Llama is a copy of the frozen base of Peft, "), "{sentence}");
+    run.cells[1].tag = Some("Other/a/weight".into());
+    assert_eq!(first(&run), None, "the copy is not on this device");
+}
