@@ -1,6 +1,7 @@
 //! Graphs of forward passes that no backward pass needs, or that are alive together.
 
 use super::parts::{Parts, is_role};
+use crate::model_sizes::ModelSizes;
 use crate::{Report, held, sum, sums};
 use gpumem_model::growth::{Axis, LEAST_POINTS};
 use gpumem_model::names::Named;
@@ -22,6 +23,10 @@ const DROPPED_SHARE: f64 = 0.6;
 const KEPT_SHARE: f64 = 0.9;
 /// Minimum share of the graph of one pass in the process's memory. Steps of a sequence keep less, and each needs those before it.
 const PASS_SHARE: f64 = 0.01;
+/// Maximum difference of two sizes of the same parameters, as a share: allocations are rounded up.
+const SAME_SIZE_SHARE: f64 = 0.01;
+/// Minimum share of the parameters that autocast copies.
+const COPIED_SHARE: f64 = 0.5;
 /// Maximum of the bytes that outlive optimizer steps, as a factor of their median, if they do not grow.
 const STEADY: f64 = 1.5;
 /// Minimum share of the bytes that outlive optimizer steps whose division among the modules is that of activations.
@@ -60,7 +65,12 @@ pub(super) fn at_once(device: &Device, parts: &Parts<'_>) -> Option<GraphsAtOnce
 /// Returns the least and most bytes that forward passes kept at the peak for a backward pass that did not follow. `None` if a
 /// backward pass may follow; during a backward pass, which may repeat a forward pass; and if few modules have the bytes, because
 /// outputs of these exist without gradients, too.
-pub(super) fn without_backward(report: &Report<'_>, device: &Device) -> Option<[i64; 2]> {
+pub(super) fn without_backward(
+    report: &Report<'_>,
+    device: &Device,
+    parameters: &BTreeMap<&str, i64>,
+    sizes: &ModelSizes<'_>,
+) -> Option<[i64; 2]> {
     let peak = &device.peak;
     let is_in =
         |cell: &Cell, phase: Phase| cell.class == Class::Block && cell.phase.as_deref() == phase.name();
@@ -72,7 +82,9 @@ pub(super) fn without_backward(report: &Report<'_>, device: &Device) -> Option<[
         let cell = report.cell(*cell).filter(is_unused).filter(|cell| is_in(cell, Phase::Forward))?;
         Some((cell.tag.as_deref()?, *bytes))
     });
-    let tags = sums(tags);
+    let mut tags = sums(tags);
+    let copies = autocast_copies(&tags, parameters, sizes);
+    tags.retain(|tag, _| !copies.contains_key(tag));
     let (bytes, largest) = (sum(tags.values().copied()), tags.values().copied().max()?);
     let is_small = |part: i64, share: f64| part as f64 <= bytes as f64 * share;
     let is_graph = is_small(held(report.run, &peak.amounts, of_backward), BACKWARD_SHARE);
@@ -83,6 +95,28 @@ pub(super) fn without_backward(report: &Report<'_>, device: &Device) -> Option<[
     });
     (is_graph && is_small(largest, MODULE_OF_GRAPH_SHARE) && (has_ended || is_dropped))
         .then(|| [bytes.saturating_sub(largest.saturating_mul(2)), bytes])
+}
+
+/// Returns the bytes by module that are as many as a copy of the module's float32 parameters in half precision has, if most
+/// parameters have such a copy: autocast keeps these while it is in force.
+fn autocast_copies<'r>(
+    of_forward: &BTreeMap<&'r str, i64>,
+    parameters: &BTreeMap<&str, i64>,
+    sizes: &ModelSizes<'_>,
+) -> BTreeMap<&'r str, i64> {
+    if sizes.parameter_kind() != Some("float32") {
+        return BTreeMap::new();
+    }
+    let of_modules = parameters.iter().filter_map(|(tag, bytes)| Some((tag.rsplit_once('/')?.0, *bytes)));
+    let of_modules = sums(of_modules);
+    let is_copy = |(tag, bytes): &(&&'r str, &i64)| {
+        let half = of_modules.get(**tag).map_or(0, |bytes| bytes / 2);
+        half > 0 && half.abs_diff(**bytes) as f64 <= half as f64 * SAME_SIZE_SHARE
+    };
+    let copies = of_forward.iter().filter(is_copy).map(|(tag, bytes)| (*tag, *bytes));
+    let copies: BTreeMap<&str, i64> = copies.collect();
+    let all = sum(parameters.values().copied()) / 2;
+    if sum(copies.values().copied()) as f64 >= all as f64 * COPIED_SHARE { copies } else { BTreeMap::new() }
 }
 
 /// Returns the bytes by tag of forward passes at a moment: those that have no role, and the activations. A block that outlives

@@ -190,6 +190,7 @@ impl<'r> Parts<'r> {
             sums(amounts.iter().filter_map(tagged))
         };
         let parameters_by_tag = by_tag(&|cell| is_role(cell, Role::Parameter));
+        let sizes = ModelSizes::of(run);
         let not_updated = not_updated(report, device, amounts, time_ns);
         let is_updated =
             |tag: &str| not_updated.is_none_or(|(model, _)| tag.split('/').next() != Some(model));
@@ -222,13 +223,16 @@ impl<'r> Parts<'r> {
             }),
             not_updated,
             lacks_backward: not_updated.is_some_and(|(model, _)| lacks_backward(report, model)),
-            without_backward: oom.is_none().then(|| graphs::without_backward(report, device)).flatten(),
+            without_backward: match oom {
+                None => graphs::without_backward(report, device, &parameters_by_tag, &sizes),
+                Some(_) => None,
+            },
             kept_graphs: graphs::kept(report, device),
             data: data(report, amounts),
             checkpoint: checkpoint(report, device, amounts),
             by_tag: by_tag(&is_activation),
             updated: sum(updated.map(|(_, bytes)| *bytes)),
-            sizes: ModelSizes::of(run),
+            sizes,
             has_small_state: run.cells.iter().any(|cell| cell.tag.as_deref().is_some_and(is_small_state)),
             gradients,
             trained: match bytes(Role::Gradient) {

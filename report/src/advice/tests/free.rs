@@ -227,3 +227,19 @@ fn copy_of_a_base_is_not_needed_beside_its_adapter() {
     run.cells[1].tag = Some("Other/a/weight".into());
     assert_eq!(first(&run), None, "the copy is not on this device");
 }
+
+#[test]
+fn copies_that_autocast_keeps_are_no_graph() {
+    let tags = ["Net/a", "Net/b", "Net/c", "Net/d", "Net/e"];
+    let weights = tags.map(|tag| format!("{tag}/weight"));
+    let advised = |kind: &str, gib: i64| {
+        let parameters = weights.iter().map(|tag| (Role::Parameter, tag.as_str(), gib));
+        let held: Vec<_> = tags.map(|tag| (Role::Unknown, tag, 2)).into_iter().chain(parameters).collect();
+        let mut run = fitting(&held);
+        run.process.claims.insert("models".into(), format!("Net\t{kind}\t9\t9\t0"));
+        first(&run)
+    };
+    assert_eq!(advised("float32", 4), None);
+    assert_eq!(advised("bfloat16", 4), Some((Kind::EvaluationGradients, [6, 10])));
+    assert_eq!(advised("float32", 3), Some((Kind::EvaluationGradients, [6, 10])), "another size");
+}
