@@ -17,7 +17,7 @@ const MODULE_SHARE: f64 = 0.4;
 const CHUNKS: i64 = 8;
 
 /// Returns a module's path up to its first number, with `*` in place of the number, and the path with the number.
-fn repeated(tag: &str) -> Option<(String, &str)> {
+pub(super) fn repeated(tag: &str) -> Option<(String, &str)> {
     let mut end = 0;
     for component in tag.split('/') {
         end += component.len();

@@ -1,13 +1,15 @@
 //! Graphs of forward passes that no backward pass needs, or that are alive together.
 
+use super::activations::repeated;
 use super::parts::{Parts, is_role};
 use crate::model_sizes::ModelSizes;
 use crate::{Report, held, sum, sums};
+use gpumem_model::cell::without_sum;
 use gpumem_model::growth::{Axis, LEAST_POINTS};
 use gpumem_model::names::Named;
 use gpumem_model::run::{Amounts, Cell, Class, Device, Iteration};
 use gpumem_wire::{Phase, Role};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Maximum share of one module in the memory of a forward pass that keeps its graph.
 const MODULE_OF_GRAPH_SHARE: f64 = 0.25;
@@ -25,6 +27,8 @@ const KEPT_SHARE: f64 = 0.9;
 const PASS_SHARE: f64 = 0.01;
 /// Maximum difference of two sizes of the same parameters, as a share: allocations are rounded up.
 const SAME_SIZE_SHARE: f64 = 0.01;
+/// Minimum number of repeated modules from which it matters how many of them hold bytes.
+const LEAST_LAYERS: usize = 6;
 /// Minimum share of the parameters that autocast copies.
 const COPIED_SHARE: f64 = 0.5;
 /// Maximum of the bytes that outlive optimizer steps, as a factor of their median, if they do not grow.
@@ -85,6 +89,9 @@ pub(super) fn without_backward(
     let mut tags = sums(tags);
     let copies = autocast_copies(&tags, parameters, sizes);
     tags.retain(|tag, _| !copies.contains_key(tag));
+    if skips_layers(&tags, parameters) {
+        return None;
+    }
     let (bytes, largest) = (sum(tags.values().copied()), tags.values().copied().max()?);
     let is_small = |part: i64, share: f64| part as f64 <= bytes as f64 * share;
     let is_graph = is_small(held(report.run, &peak.amounts, of_backward), BACKWARD_SHARE);
@@ -95,6 +102,19 @@ pub(super) fn without_backward(
     });
     (is_graph && is_small(largest, MODULE_OF_GRAPH_SHARE) && (has_ended || is_dropped))
         .then(|| [bytes.saturating_sub(largest.saturating_mul(2)), bytes])
+}
+
+/// Returns whether less than half of a model's layers, which are repeated modules, hold any bytes of a forward pass. A graph is
+/// largest at the end of the pass, when all layers hold some.
+fn skips_layers(of_forward: &BTreeMap<&str, i64>, parameters: &BTreeMap<&str, i64>) -> bool {
+    let mut layers: BTreeMap<String, BTreeSet<&str>> = BTreeMap::new();
+    for (group, layer) in parameters.keys().filter_map(|tag| repeated(without_sum(tag))) {
+        layers.entry(group).or_default().insert(layer);
+    }
+    let Some(all) = layers.into_values().max_by_key(BTreeSet::len) else { return false };
+    let holding: BTreeSet<&str> =
+        of_forward.keys().filter_map(|tag| Some(repeated(without_sum(tag))?.1)).collect();
+    all.len() >= LEAST_LAYERS && all.intersection(&holding).count() < all.len() / 2
 }
 
 /// Returns the bytes by module that are as many as a copy of the module's float32 parameters in half precision has, if most

@@ -243,3 +243,19 @@ fn copies_that_autocast_keeps_are_no_graph() {
     assert_eq!(advised("bfloat16", 4), Some((Kind::EvaluationGradients, [6, 10])));
     assert_eq!(advised("float32", 3), Some((Kind::EvaluationGradients, [6, 10])), "another size");
 }
+
+#[test]
+fn graph_holds_bytes_of_all_layers() {
+    let weights: Vec<String> = (0..8).map(|layer| format!("Net/layers.{layer}/a/weight")).collect();
+    let advised = |layers: [usize; 5]| {
+        let tags = layers.map(|layer| format!("Net/layers.{layer}/a"));
+        let parameters = weights.iter().map(|tag| (Role::Parameter, tag.as_str(), 1));
+        let held = tags.iter().map(|tag| (Role::Unknown, tag.as_str(), 2));
+        first(&fitting(&held.chain(parameters).collect::<Vec<_>>()))
+    };
+    assert_eq!(advised([0, 2, 3, 5, 7]), Some((Kind::EvaluationGradients, [6, 10])));
+    let inside = ["Net/layers.1/a", "Net/layers.1/b", "Net/layers.1/c", "Net/layers.1/d", "Net/layers.0"];
+    let held = inside.map(|tag| (Role::Unknown, tag, 2)).into_iter();
+    let held = held.chain(weights.iter().map(|tag| (Role::Parameter, tag.as_str(), 1)));
+    assert_eq!(first(&fitting(&held.collect::<Vec<_>>())), None, "temporaries of one layer");
+}
