@@ -92,7 +92,7 @@ impl Setting {
 /// Names of the figures of the first request that failed.
 const FAILING: [&str; 2] = ["bytes of the failing request", "requests before it"];
 
-/// Returns whether a program went on after a request that failed.
+/// Returns whether a program continued after a failed request.
 fn has_caught_error(run: &Value) -> bool {
     run["failed"].is_object() && (run["message"].is_null() || run["stats"]["num_ooms"].as_u64() > Some(1))
 }

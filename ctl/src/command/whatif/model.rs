@@ -71,7 +71,7 @@ impl Scale<'_> {
     ) -> Result<Option<(bool, [T; 2])>> {
         let is_request = |(event, named): (&Event, &bool)| *named && matches!(event, Event::Request { .. });
         let is_requested = |named: &Vec<bool>| requests.events.iter().zip(named).any(is_request);
-        // A word that is no role of this memory may be part of a name.
+        // A word that is not a role of this memory may be part of a name.
         let of_role = roles::named(self.name).map(|role| requests.of_role(role)).filter(is_requested);
         let is_role = of_role.is_some();
         let of_name = || Some(requests.named(self.name)).filter(is_requested);

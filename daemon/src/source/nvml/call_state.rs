@@ -54,7 +54,7 @@ impl Call {
 /// Number of low bits of the shared word that encode the current call; the higher bits count the calls. For [`Call::Nothing`] the
 /// low 16 bits are the time until which the poller sleeps, in ms of CLOCK_MONOTONIC.
 const CODE_BITS: u32 = 19;
-/// Maximum sleep that is believed, in ms: twice the longest one. A poller that is stopped for a minute, until its announced time
+/// Maximum sleep that is accepted, in ms: twice the longest one. A poller that is stopped for a minute, until its announced time
 /// seems to come again, has been replaced before.
 const MAX_SLEEP_MS: u16 = 2000;
 
@@ -146,7 +146,7 @@ impl CallStateWriter {
     pub(crate) fn sleep_until(&mut self, until_ns: u64) {
         self.count += 1;
         // 0 announces nothing, as the words of calls have it.
-        let until = (until_ns / 1_000_000 & 0xffff).max(1);
+        let until = ((until_ns / 1_000_000) & 0xffff).max(1);
         self.word.set(self.count << CODE_BITS | Call::Nothing.code() | until);
     }
 }

@@ -195,5 +195,5 @@ pub(super) fn kept(report: &Report<'_>, device: &Device) -> Option<[i64; 2]> {
     let same: f64 = kept.keys().map(|tag| share(&kept, tag).min(share(&activations, tag))).sum();
     let largest = kept.keys().map(|tag| share(&kept, tag)).fold(0.0, f64::max);
     (same >= SAME_MODULES_SHARE && largest <= MODULE_OF_KEPT_SHARE)
-        .then(|| [(bytes as f64 * (1.0 - largest)) as i64, bytes])
+        .then_some([(bytes as f64 * (1.0 - largest)) as i64, bytes])
 }

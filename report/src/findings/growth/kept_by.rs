@@ -78,8 +78,11 @@ mod tests {
     use crate::rules::Groupings;
     use gpumem_model::run::Cell;
 
+    /// The name of a structure, and its MiB at each point.
+    type Part = (&'static str, fn(i64) -> i64);
+
     /// Judges 60 points of these structures; returns what keeps their memory, and whether its sizes change.
-    fn kept(parts: &[(&'static str, fn(i64) -> i64)]) -> (Option<KeptBy>, bool) {
+    fn kept(parts: &[Part]) -> (Option<KeptBy>, bool) {
         let mut course = Course::new((0..60).collect(), (0..60).map(f64::from).collect());
         for (name, bytes) in parts {
             let amounts: Vec<i64> = (0..60).map(|at| bytes(at) << 20).collect();
@@ -96,7 +99,7 @@ mod tests {
     #[test]
     fn lines_of_one_function_that_grow_together_are_its_frames() {
         let frames = Some(KeptBy::Frames("Service.handle".into()));
-        let kept = |parts: &[(&'static str, fn(i64) -> i64)]| kept(parts).0;
+        let kept = |parts: &[Part]| kept(parts).0;
         let each: fn(i64) -> i64 = |at| at / 3 * 100;
         let half: fn(i64) -> i64 = |at| at / 3 * 50;
         let model = ("activations", each);
