@@ -109,7 +109,8 @@ pub(super) fn growth(report: &Report<'_>, device: &Device, oom: Option<&Oom>) ->
         (by_step, by_time) => by_step.or(by_time),
     };
     let growth = growth.or_else(|| step_ends::growth(report, device, oom?, used))?;
-    let is_of_module = !growth.is_in_many && growth.structures.first().is_some_and(|name| name != OTHERS);
+    let is_output = |name: &String| matches!(name.as_str(), "retained forward outputs" | "activations");
+    let is_of_module = !growth.is_in_many && growth.structures.first().is_some_and(is_output);
     let varied = growth.names.as_slice();
     let varied = if growth.is_varied && is_of_module { varied } else { &[] };
     let kept_by = kept_by::first_of_many(report, varied).or(growth.kept_by);

@@ -25,7 +25,13 @@ const PLANTED: [(&str, &str, &str, &str, &str); 29] = [
     ("double", "8G", "float64", "parameter_precision", "float32"),
     ("errors", "80G", "Scorer", "retained_tensors", "exception"),
     ("eval_grad", "12G", "", "evaluation_gradients", "no_grad"),
-    ("failures", "80G", "all tensors of Server.classify", "retained_tensors", "keep their text only"),
+    (
+        "failures",
+        "80G",
+        "tensors of several lines of Server.classify",
+        "retained_tensors",
+        "keep their text only",
+    ),
     ("feature_hooks", "80G", "ConvNet/stages.3", "retained_tensors", ".detach().cpu()"),
     ("frozen", "9G", "activations of BertModel", "evaluation_gradients", "optimizer updates"),
     ("gradient_penalty", "4G", "create_graph=True", "retained_tensors", "create_graph=True"),
@@ -34,11 +40,12 @@ const PLANTED: [(&str, &str, &str, &str, &str); 29] = [
     ("logits", "40G", "LlamaForCausalLM", "large_output", "chunks"),
     ("naive_attention", "16G", "Reader/attn", "checkpointing", "Reader/attn.*"),
     ("pinned", "80G", "pinned host memory", "pinned_memory", "fixed set"),
-    ("position_bias", "80G", "a cache with an entry for each size", "retained_tensors", "Bound the cache"),
+    ("position_bias", "80G", "a cache with an entry for each size", "retained_tensors", "such as lru_cache"),
     ("preds", "80G", "Tagger/classifier", "retained_tensors", "keeping the outputs"),
     ("prefetch", "7G", "prefetch.py:18", "retained_tensors", "on the host"),
     ("restarts", "80G", "optimizer state", "retained_tensors", "old optimizers"),
     ("similarity", "12G", "of the pool are unused", "allocator_setting", "expandable_segments"),
+    // Its retained graphs are not recognised on this device: the largest output is advised first.
     ("stateful", "6G", "retain_graph=True", "retained_tensors", "without retain_graph=True"),
     // Each of 24 streams caches 20 MiB, which is less than a hundredth of the device: nothing is advised.
     ("streams", "80G", "streams", "streams", "Reuse"),
