@@ -30,7 +30,7 @@ const PLANTED: [(&str, &str, &str, &str, &str); 29] = [
         "80G",
         "tensors of several lines of Server.classify",
         "retained_tensors",
-        "keep their text only",
+        "keep its text only",
     ),
     ("feature_hooks", "80G", "ConvNet/stages.3", "retained_tensors", ".detach().cpu()"),
     ("frozen", "9G", "activations of BertModel", "evaluation_gradients", "optimizer updates"),
