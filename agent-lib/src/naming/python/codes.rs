@@ -125,7 +125,7 @@ impl CodeKind {
     }
 }
 
-/// Returns what a word of the table says.
+/// Decodes a word of the table.
 #[inline(always)]
 fn meaning(word: u64) -> Option<Meaning> {
     let kind = CodeKind::from_code((word >> 48 & 0x7f) as u32)?;

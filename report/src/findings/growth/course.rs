@@ -97,13 +97,18 @@ impl<'r> Course<'r> {
     /// Returns the amounts of the tags `names` together, or of all memory if these are paths of many, at the points that `judgement`
     /// covers.
     fn named_amounts(&self, judgement: &Judgement, names: &[(String, i64)]) -> Vec<i64> {
-        let Some((first, last)) = judgement.span else { return Vec::new() };
         let series: Option<Vec<&Vec<i64>>> =
             names.iter().map(|(name, _)| self.tags.get(name.as_str())).collect();
         let series = series.filter(|series| !series.is_empty()).unwrap_or_else(|| vec![&self.whole]);
         let amount = |at: usize| sum(series.iter().filter_map(|amounts| amounts.get(at).copied()));
-        let is_in = |at: &usize| (first..=last).contains(&self.positions[*at]);
-        (0..self.positions.len()).filter(is_in).map(amount).collect()
+        self.covered(judgement, &(0..self.positions.len()).map(amount).collect::<Vec<_>>())
+    }
+
+    /// Returns the part of an amount's points that `judgement` covers.
+    fn covered(&self, judgement: &Judgement, amounts: &[i64]) -> Vec<i64> {
+        let Some((first, last)) = judgement.span else { return Vec::new() };
+        let points = self.positions.iter().zip(amounts);
+        points.filter(|(position, _)| (first..=last).contains(*position)).map(|(_, bytes)| *bytes).collect()
     }
 
     /// Returns whether the tags `names`, or all memory if these are paths of many, grew in the minority of the steps.
@@ -118,23 +123,24 @@ impl<'r> Course<'r> {
         let amounts = self.named_amounts(judgement, names);
         let intervals = amounts.len().checked_sub(1).filter(|count| *count > 0)?;
         let is_each_step = judgement.units().round() as usize == intervals;
-        let changes = || amounts.windows(2).map(|pair| pair[1].saturating_sub(pair[0]));
-        let mean = sum(changes()) / intervals as i64;
-        let jumps: Vec<i64> = changes().filter(|change| *change > mean / 2).collect();
+        let changes = differences(&amounts);
+        let mean = sum(changes.iter().copied()) / intervals as i64;
+        let (jumps, others): (Vec<i64>, Vec<i64>) =
+            changes.into_iter().partition(|change| *change > mean / 2);
         let added = sum(jumps.iter().copied());
-        let others = changes().filter(|change| *change <= mean / 2);
-        let is_all = sum(others.map(i64::saturating_abs)) as f64 <= added as f64 * OTHERS_SHARE;
+        let of_others = sum(others.into_iter().map(i64::saturating_abs));
+        let is_all = of_others as f64 <= added as f64 * OTHERS_SHARE;
         (is_each_step && is_all && rises_rarely(&amounts, 1.0)).then_some((jumps.len() as u64, added))
     }
 
     /// Returns the changes of an amount between the points that `judgement` covers.
     pub(super) fn changes(&self, judgement: &Judgement, amounts: &[i64]) -> Vec<i64> {
-        let Some((first, last)) = judgement.span else { return Vec::new() };
-        let points = self.positions.iter().zip(amounts);
-        let points = points.filter(|(position, _)| (first..=last).contains(*position));
-        let amounts: Vec<i64> = points.map(|(_, bytes)| *bytes).collect();
-        amounts.windows(2).map(|pair| pair[1].saturating_sub(pair[0])).collect()
+        differences(&self.covered(judgement, amounts))
     }
+}
+
+fn differences(amounts: &[i64]) -> Vec<i64> {
+    amounts.windows(2).map(|pair| pair[1].saturating_sub(pair[0])).collect()
 }
 
 #[cfg(test)]
