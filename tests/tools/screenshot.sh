@@ -8,9 +8,9 @@
 set -euo pipefail
 bin=$(cd "$1" && pwd)
 fake=$(cd "$2" && pwd)
-chromium=$(command -v chromium chromium-browser google-chrome | head -n 1) || { echo "needs Chromium: apt-get install chromium" >&2; exit 2; }
+tools=$(cd "$(dirname "$0")" && pwd)
 dir=$(mktemp -d /tmp/gpumem-shot.XXXXXX)
-started=()
+started=() failed=0
 finish() {
   [ ${#started[@]} -eq 0 ] || kill "${started[@]}" 2> /dev/null || true
   wait 2> /dev/null || true
@@ -35,34 +35,20 @@ train() { # NAME ARGUMENTS...
   "$bin/gpumemctl" run --quiet --name "$1" -- "$fake/bin/trainer" --quiet "${@:2}" > /dev/null 2>&1
 }
 
-report() { # FILE
-  "$bin/gpumemctl" report --html --by tag -o "$1" 2> "$dir/log.report"
+report() { # NAME ARGUMENTS...
+  "$bin/gpumemctl" report --html --by tag -o "$dir/$1.html" "${@:2}" 2> "$dir/log.report"
 }
 
-# --no-sandbox: the page is the script's own, and a container may forbid Chromium its sandbox.
-shoot() { # URL OUT WIDTH,HEIGHT [OPTION...]
-  # On a busy machine Chromium may hang at its start.
-  for _ in 1 2 3; do
-    timeout 60 "$chromium" --headless --no-sandbox --disable-gpu --hide-scrollbars --user-data-dir="$dir/browser" --virtual-time-budget=5000 "${@:4}" \
-      --window-size="$3" --screenshot="$2" "$1" 2> "$dir/chromium.log" && return
-  done
-  cat "$dir/chromium.log" >&2
-  exit 1
-}
-
-both_themes() { # URL NAME WIDTH,HEIGHT
-  shoot "$1" "$out/$2-light.png" "$3"
-  shoot "$1" "$out/$2-dark.png" "$3" --blink-settings=preferredColorScheme=0
-}
-
+# Pictures of a whole page. A fault in its layout fails the script at its end.
 all_sizes() { # URL NAME
-  for width in 360 800 1400; do both_themes "$1" "$2-$width" "$width,1400"; done
+  python3 "$tools/pages.py" "$1" "$out/$2-{size}-{theme}.png" 360 800 1400 2>> "$dir/faults" || failed=1
 }
 
 in_terminals() { # NAME TEXT ARGUMENTS OF gpumemctl...
-  for size in 43x40 80x24 176x50; do
-    LC_ALL=C.UTF-8 python3 "$(dirname "$0")/terminal.py" "$size" "$dir/terminal.html" "$2" "$bin/gpumemctl" "${@:3}"
-    both_themes "file://$dir/terminal.html" "$1-$size" "$((${size%x*} * 785 / 100 + 20)),$((${size#*x} * 17 + 20))"
+  # As wide as 360, 628, 800 and 1,400 pixels.
+  for size in 43x40 80x24 100x30 176x50; do
+    LC_ALL=C.UTF-8 python3 "$tools/terminal.py" "$size" "$dir/terminal.html" "$2" "$bin/gpumemctl" "${@:3}"
+    python3 "$tools/pages.py" "file://$dir/terminal.html" "$out/$1-$size-{theme}.png" "$((${size%x*} * 785 / 100 + 20))x$((${size#*x} * 152 / 10 + 18))"
   done
 }
 
@@ -81,48 +67,65 @@ if [ "${3:-}" != --set ]; then
   out=$(realpath -m "${3:-$(dirname "$0")/../../docs/images/report.png}")
   machine devices=1 memory=8G
   train demo --devices 0 --steps 200 --step-ms 40 --leak 1
-  report "$dir/report.html"
+  report demo
   mkdir -p "$(dirname "$out")"
-  shoot "file://$dir/report.html" "$out" "${SIZE:-1280,700}"
+  python3 "$tools/pages.py" "file://$dir/demo.html" "$out" "${SIZE:-1280x700}"
   echo "$out: $(stat -c %s "$out") bytes"
   exit
 fi
 
 out=$(realpath -m "${4:?the folder for the pictures}")
 mkdir -p "$out"
-machine devices=8 memory=8G
+machine devices=8 memory=16G utilization=97 power=640
 for kind in "healthy --steps 200 --no-cache" "leak --steps 200 --leak 1" "oom --steps 100000 --leak 64"; do
   read -r name arguments <<< "$kind"
   # shellcheck disable=SC2086 # a list of arguments; the program that runs out of memory fails
   train "$name" --devices 0 --step-ms 20 $arguments || true
-  report "$dir/$name.html"
+  report "$name"
   all_sizes "file://$dir/$name.html" "report-$name"
   in_terminals "text-$name" "next:" report
 done
 in_terminals text-oom-record "Other processes" oom
 all_sizes "http://127.0.0.1:$port/process/$(processes '"%d.%d" % (found["ended"][0]["pid"], found["ended"][0]["start_ticks"])')" live-oom
-for device in 0 1 2 3 4 5 6 7; do
-  arguments="--seed $device --no-cache"
-  [ "$device" != 3 ] || arguments="--leak 1"
-  # shellcheck disable=SC2086 # a list of arguments
-  train "job-$device" --devices "$device" --steps 1000000 --step-ms 100 $arguments &
+# A recording has single blocks.
+"$bin/gpumemctl" run --quiet --record "$dir/blocks.gpumem" -- "$fake/bin/trainer" --quiet --steps 40 --step-ms 1 > /dev/null 2>&1
+report blocks "$dir/blocks.gpumem"
+all_sizes "file://$dir/blocks.html" report-blocks
+
+# Starts the processes of a job; the one of rank 3 leaks.
+ranks() { # JOB COUNT STEP_MS
+  # shellcheck disable=SC2016 # the inner shell expands it
+  "$bin/gpumemctl" run --quiet --name "$1" -- bash -c '
+    for ((rank = 0; rank < $2; rank++)); do
+      arguments="--seed $rank --no-cache"
+      [ "$rank" != 3 ] || arguments="--leak 1"
+      RANK=$rank "$1" --quiet --devices $((rank % 8)) --steps 1000000 --step-ms "$3" $arguments &
+    done
+    trap "kill \$(jobs -p)" TERM
+    wait' ranks "$fake/bin/trainer" "$2" "$3" > /dev/null 2>&1 &
   started+=($!)
-done
+}
+# Pictures of the node, and of the job that is all of its processes.
+job() { # NAME PROCESSES
+  all_sizes "http://127.0.0.1:$port/" "live-$1"
+  in_terminals "top-$1" "$2 processes" top --interval 0.2
+  report "$1" --job "$1"
+  all_sizes "file://$dir/$1.html" "report-$1"
+}
+ranks node 8 100
 until_true is 'sum(bool(row["used_bytes"]) for row in found["processes"]) == 8 and found["findings"] != []'
-all_sizes "http://127.0.0.1:$port/" node
-in_terminals top-node "8 processes" top --interval 0.2
+job node 8
 for kind in "healthy 5" "leak 3"; do
   read -r name device <<< "$kind"
   row="[row for row in found[\"processes\"] if row[\"device\"] == $device][0]"
   all_sizes "http://127.0.0.1:$port/process/$(processes "\"%d.%d\" % ($row[\"pid\"], $row[\"start_ticks\"])")" "live-$name"
   in_terminals "top-$name" "MiB, by" top --interval 0.2 "$(processes "$row[\"pid\"]")"
 done
-for at in $(seq 56); do
-  sleep 1000 &
-  started+=($!)
-  "$fake/bin/fake-gpu" hold "$GPUMEM_SIM" $! $((at % 8)) $(((at * 37 % 11 + 1) << 26))
-done
-until_true is 'len(found["processes"]) == 64'
-all_sizes "http://127.0.0.1:$port/" processes
-in_terminals top-processes "64 processes" top --interval 0.2
+kill "${started[-1]}"
+until_true is 'found["processes"] == []'
+ranks processes 64 1000
+until_true is 'sum(bool(row["used_bytes"]) for row in found["processes"]) == 64 and found["findings"] != []'
+job processes 64
+cat "$dir/faults" >&2
 echo "$out: $(find "$out" -name '*.png' | wc -l) pictures"
+exit "$failed"

@@ -20,7 +20,8 @@ DARK = "303030 f07070 70c070 d8b048 70a0f0 d080d0 50c0c8 c8c8c8 909090 ff8080 80
 STYLES = r"\x1b\[([0-9;]*)m"
 PAGE = """<!DOCTYPE html><meta charset="utf-8"><meta name="color-scheme" content="light dark"><style>
 body {{ margin: 8px; background: light-dark(#fff, #14171b); color: light-dark(#16191d, #e8eaed); }}
-pre {{ margin: 0; font: 13px/1.25 "DejaVu Sans Mono", monospace; }}
+/* The height of a line is that of the font's blocks, so that bars have no gaps. */
+pre {{ margin: 0; font: 13px/1.164 "DejaVu Sans Mono", monospace; }}
 .bold {{ font-weight: bold }} .dim {{ opacity: .65 }}
 .reverse {{ background: light-dark(#16191d, #e8eaed); color: light-dark(#fff, #14171b) }}
 {colors}
@@ -52,15 +53,17 @@ def screen_of(size, text, command):
 
 
 def styled(codes, style):
-    """Returns the style after a list of SGR codes."""
+    """Returns the style after a list of SGR codes: letters c and g with the number of a colour are foreground and background."""
     for code in [int(code or 0) for code in codes.split(";")]:
         if code == 0:
             style = set()
         elif code in (1, 2, 7):
             style = style | {{1: "bold", 2: "dim", 7: "reverse"}[code]}
-        elif code == 39 or 30 <= code <= 37 or 90 <= code <= 97:
-            style = {name for name in style if not name.startswith("c")}
-            style |= set() if code == 39 else {f"c{code - 30 if code < 90 else code - 82}"}
+        for letter, base in [("c", 30), ("g", 40)]:
+            dark, bright = code - base, code - base - 60
+            if dark in (*range(8), 9) or bright in range(8):
+                style = {name for name in style if not name.startswith(letter)}
+                style |= set() if dark == 9 else {f"{letter}{dark if dark in range(8) else bright + 8}"}
     return style
 
 
@@ -71,7 +74,8 @@ def page(screen):
             style = styled(piece, style)
         elif piece:
             out.append(f'<span class="{" ".join(sorted(style))}">{html.escape(piece)}</span>')
-    colors = "\n".join(f".c{at} {{ color: light-dark(#{light}, #{dark}) }}" for at, (light, dark) in enumerate(zip(LIGHT, DARK)))
+    colors = "\n".join(f".{letter}{at} {{ {part}: light-dark(#{light}, #{dark}) }}" for letter, part in [("c", "color"), ("g", "background")]
+                       for at, (light, dark) in enumerate(zip(LIGHT, DARK)))
     return PAGE.format(colors=colors, screen="".join(out))
 
 

@@ -17,6 +17,8 @@ const FINDINGS: usize = 3;
 const HOLDERS: usize = 3;
 /// Maximum width of a process's command.
 const COMMAND: usize = 40;
+/// Minimum width of a command beside a finding.
+const LEAST_COMMAND: usize = 16;
 /// Maximum number of lines of one finding.
 const FINDING_LINES: usize = 2;
 
@@ -41,17 +43,22 @@ fn without_daemon(unreachable: &Unreachable) -> String {
 }
 
 /// Returns a finding as a line that begins with its GPU and process.
-pub(super) fn finding_line(ps: &Ps, finding: &ProcessFinding) -> String {
+pub(super) fn finding_line(ps: &Ps, finding: &ProcessFinding, width: Option<usize>) -> String {
     let is_its = |row: &&ProcessRow| {
         row.pid == finding.pid && finding.device.is_none_or(|device| row.device == device)
     };
     let row = ps.processes.iter().find(is_its);
-    let command = row.and_then(|row| row.command.as_deref()).map(|command| command_line(command, COMMAND));
-    let command = command.unwrap_or_default();
+    // In a narrow terminal the finding needs the columns.
+    let room = width.map_or(COMMAND, |width| (width * 3 / 10).min(COMMAND));
+    let command = row
+        .and_then(|row| row.command.as_deref())
+        .filter(|_| room >= LEAST_COMMAND)
+        .map(|command| command_line(command, room));
+    let command = command.map(|command| format!(" {command}")).unwrap_or_default();
     let device = finding.device.and_then(|device| ps.devices.get(device));
     let device = device.map(|device| format!("GPU {} ", device.index)).unwrap_or_default();
     let text = escape(&finding.text);
-    format!("{device}pid {} {command}", finding.pid).trim_end().to_owned() + ": " + &text
+    format!("{device}pid {}{command}: {text}", finding.pid)
 }
 
 /// Returns whether a finding needs action.
@@ -68,7 +75,7 @@ fn text(ps: &Ps, terminal: Option<usize>) -> String {
     lines.extend(ps::claims_line(&ps.claims));
     lines.push(String::new());
     for finding in ps.findings.iter().take(FINDINGS) {
-        lines.extend(wrapped_to(&finding_line(ps, finding), terminal, FINDING_LINES));
+        lines.extend(wrapped_to(&finding_line(ps, finding, terminal), terminal, FINDING_LINES));
     }
     if ps.findings.len() > FINDINGS {
         let more = ps.findings.len() - FINDINGS;
@@ -217,6 +224,20 @@ mod tests {
         ps.processes[0].tracked_bytes = None;
         ps.findings.clear();
         assert!(text(&ps, None).contains("\n1 process has no agent, "));
+    }
+
+    #[test]
+    fn a_narrow_terminal_has_the_finding_and_no_piece_of_the_command() {
+        let mut ps = machine(1, 1);
+        ps.processes[0].command = Some("/usr/bin/python train.py ".to_owned() + &"--flag ".repeat(20));
+        let line = |width| finding_line(&ps, &leak(100), width);
+        assert!(
+            line(Some(43)).starts_with("GPU 0 pid 100: the GPU is full in 41 min: "),
+            "{}",
+            line(Some(43))
+        );
+        assert!(line(Some(80)).starts_with("GPU 0 pid 100 python t"), "{}", line(Some(80)));
+        assert!(line(Some(80)).len() + 16 <= line(None).len(), "{}", line(Some(80)));
     }
 
     #[test]

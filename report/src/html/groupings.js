@@ -2,11 +2,11 @@
 
 const nameOf = (by, code) => (code === "idle" ? "pool idle" : code === "opaque" ? "opaque pools" : categoryName(by, code));
 
-// Returns the sums by category, largest first. Smaller ones, others, opaque pools and idle memory come last.
+// Returns the sums by category, largest first. Smaller ones, opaque pools and idle memory come last.
 function grouped(holdings, by, bytesOf) {
   const sums = new Map();
   for (const holding of holdings) sums.set(codeOf(holding, by), (sums.get(codeOf(holding, by)) ?? 0) + bytesOf(holding));
-  const last = { [SMALLER]: 1, [OTHERS]: 2, opaque: 3, idle: 4 };
+  const last = { [SMALLER]: 1, opaque: 2, idle: 3 };
   return [...sums].filter(([, bytes]) => bytes !== 0).sort((a, b) => (last[a[0]] ?? 0) - (last[b[0]] ?? 0) || b[1] - a[1]);
 }
 

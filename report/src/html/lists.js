@@ -1,6 +1,6 @@
 // Lists: users of the device, torch to nvidia-smi, changes of Untrackable, iterations, counters, OOM records, coverage.
 
-const DEVICE_COLORS = { "this process": "none", unaccounted: "predates", system: "opaque", "rest of the host": "opaque", "rest of the device": "free", free: "free", available: "free" };
+const DEVICE_COLORS = { "this process": "none", unaccounted: "predates", system: "opaque", "rest of the host": "opaque", "rest of the device": "rest", free: "free", available: "free" };
 
 // Draws the device at the shown moment as one bar. The part of this process is divided as in its table. The other parts are known
 // at the end only: at other moments they are one part.

@@ -200,7 +200,8 @@ fn color_style() -> String {
         .map(|(name, [light, dark])| format!("--{name}: light-dark({}, {});\n", light.hex(), dark.hex()))
         .collect();
     format!(
-        ":root {{\n{light}}}\n@supports (color: light-dark(red, red)) {{ :root {{\n{themed}}} }}\n{classes}.free {{ background: var(--bg); }}\n"
+        ":root {{\n{light}}}\n@supports (color: light-dark(red, red)) {{ :root {{\n{themed}}} }}\n{classes}\
+         .free {{ background: radial-gradient(circle, var(--line) 1px, var(--bg) 1.5px) 0 0 / 6px 6px; }}\n.rest {{ background: var(--panel); }}\n"
     )
 }
 

@@ -118,10 +118,10 @@ function verdict(process, device) {
   const isTold = process.verdict[0]?.startsWith("OUT OF MEMORY");
   const record = h("a", { href: "#oom" }, "the record");
   return [
-    process.verdict.map((line, at) => h("p", !hasProblem(process) ? {} : { class: "alert", role: "note" }, h("bdi", {}, line), at === 0 && isTold && last ? [" ", record] : null)),
+    process.verdict.map((line, at) => h("p", !hasProblem(process) ? {} : { class: "alert", role: "note" }, h("bdi", {}, line), at === 0 && isTold && last ? [" (", record, ")"] : null)),
     process.ending ? h("p", { class: "alert", role: "note" }, h("b", {}, "How it ended: "), h("bdi", {}, process.ending)) : null,
-    last && !isTold ? h("p", { class: "alert", role: "note" }, h("b", {}, last.kind === "oom" ? "Memory ran out. " : "Memory may have run out. "), h("bdi", {}, last.lines[0] ?? ""), " ", h("bdi", {}, last.lines.findLast((line) => line.startsWith("verdict"))?.replace(/^verdict\s+/, "— ") ?? ""), " ",
-      record) : null,
+    last && !isTold ? h("p", { class: "alert", role: "note" }, h("b", {}, last.kind === "oom" ? "Memory ran out. " : "Memory may have run out. "), h("bdi", {}, last.lines[0] ?? ""), " ", h("bdi", {}, last.lines.findLast((line) => line.startsWith("verdict"))?.replace(/^verdict\s+/, "— ") ?? ""), " (",
+      record, ")") : null,
     h("p", {}, said + reading),
   ];
 }

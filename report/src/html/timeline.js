@@ -79,7 +79,9 @@ function courseOf(process, device) {
   const rows = [...stack.rows].map(([code, bytes]) => ({ code, bytes, name: categoryName(state.by, code) })).filter(({ code }) => code !== SMALLER);
   const least = (row) => Math.min(...row.bytes);
   const most = (row) => Math.max(...row.bytes);
-  rows.sort((a, b) => least(b) - least(a) || most(b) - most(a));
+  // Steady bands are at the bottom: those that grow, or come and go, would move the bands above them.
+  const isSteady = (row) => 2 * least(row) >= most(row);
+  rows.sort((a, b) => isSteady(b) - isSteady(a) || least(b) - least(a) || most(b) - most(a));
   const bands = rows.concat([
     { code: SMALLER, bytes: stack.smaller, name: "other names" }, { code: OTHERS, bytes: stack.others, name: state.by === TAG ? "(no tag)" : "Others" },
     { code: "opaque", bytes: stack.opaque, name: "opaque pools" }, { code: "idle", bytes: stack.idle, name: "pool idle" },

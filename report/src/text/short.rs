@@ -7,7 +7,7 @@ use crate::category::CACHED;
 use crate::findings::{self, Finding, Findings, Outcome};
 use crate::labels::length_ns;
 use crate::lines::{Lines, clean_name};
-use crate::table::{Table, shorten};
+use crate::table::{Table, shorten, width as width_of};
 use crate::{Part, Report, Row, gap_distance, has_older_gap, held, used_or_tracked};
 use gpumem_model::run::{Amounts, Class, Clock, Device, Moment, Run, State};
 use gpumem_model::time::{Times, duration};
@@ -186,7 +186,13 @@ fn statement(
     let lines = rows(report, device, moment, (unit, max_rows), findings);
     let room = out.width.map_or(NAME, |width| width.saturating_sub(NUMBERS).clamp(10, NAME));
     let mut table = Table::of_numbers(1, 3);
-    table.row([format!("{when}, {}", times.time(moment.time_ns)), unit.name.to_owned(), "%".to_owned()]);
+    let mut heading = format!("{when}, {}", times.time(moment.time_ns));
+    // In a narrow terminal the heading would make the column of names wider than the names.
+    if width_of(&heading) > room {
+        out.prose(&heading);
+        heading = String::new();
+    }
+    table.row([heading, unit.name.to_owned(), "%".to_owned()]);
     let mut shares = Shares { total: total.unwrap_or(0), bytes: 0, printed: 0 };
     let last = lines.len() - 1;
     for (number, Line { cells: [name, amount], bytes, .. }) in lines.iter().enumerate() {
@@ -379,6 +385,21 @@ mod tests {
         assert_eq!(shown(2, 101), "at the peak");
         assert_eq!(shown(91, 101), "at the end");
         assert_eq!(shown(2, 110), "at the end", "clearly more is used");
+    }
+
+    #[test]
+    fn table_keeps_each_row_on_one_line_in_a_narrow_terminal() {
+        let mut run = run();
+        let device = &mut run.devices[0];
+        for moment in [&mut device.last, &mut device.peak] {
+            (moment.tracked_bytes, moment.amounts) = (Some(100 * GIB), amounts(90, 10));
+        }
+        let lines = lines(&Report::new(&run, Groupings::default(), None), 8, Some(43), 25);
+        assert!(lines.iter().all(|line| width_of(line) <= 43), "{lines:#?}");
+        let row =
+            lines.iter().find(|line| line.starts_with("Others")).unwrap_or_else(|| panic!("{lines:#?}"));
+        assert!(row.ends_with(" 92,160  89.6"), "{row}");
+        assert!(lines.iter().any(|line| line.starts_with("at the ") && !line.contains("MiB")), "{lines:#?}");
     }
 
     /// A pool that has taken all memory of the device may have more unused memory at its peak than when a request fails.

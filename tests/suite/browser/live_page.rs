@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 const TWO: &[&str] = &["devices=2", "memory=16G"];
@@ -47,6 +47,18 @@ impl Place {
         let mut job = Job::start(&mut self.machine.bare_trainer(&arguments.concat()));
         job.wait_for(says);
         job
+    }
+
+    /// Lets processes without an agent hold memory on the GPUs in turn.
+    pub fn hold(&self, processes: u32, devices: u32) -> Vec<Job> {
+        let hold = |at: u32| {
+            let job = Job::start(self.machine.command(Path::new("/bin/sleep")).arg("600"));
+            let bytes = u64::from(at * 37 % 11 + 1) << 26;
+            self.machine
+                .tool("hold", &[&job.pid().to_string(), &(at % devices).to_string(), &bytes.to_string()]);
+            job
+        };
+        (0..processes).map(hold).collect()
     }
 
     pub fn url(&self, path: &str) -> String {

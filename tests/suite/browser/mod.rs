@@ -4,5 +4,6 @@ mod accessibility;
 mod blocks;
 mod chosen_moment;
 mod html_report;
+mod layout;
 mod live_page;
 mod process_list;

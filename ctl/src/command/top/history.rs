@@ -40,6 +40,9 @@ const MOST: usize = 10;
 /// own: it is that of tan.
 const COLORS: [u8; RANKS] = [4, 3, 2, 11, 1, 14, 5, 10, 12, 9, 9, 13];
 const REST: Color = Color::Indexed(7);
+/// Blocks of Unicode that fill idle and Untrackable memory.
+const IDLE_SHADE: char = '▒';
+pub(crate) const UNTRACKABLE_SHADE: char = '░';
 const OPAQUE: Color = Color::Indexed(6);
 
 /// Returns the layers from the bottom: categories in the order of `names`, then the rest, opaque pools and idle memory.
@@ -58,8 +61,16 @@ pub(crate) fn layers(names: impl Iterator<Item = String>) -> Vec<Layer> {
 impl Layer {
     /// Returns the character that stands next to the layer's row in the table.
     pub(crate) fn sign(&self, look: Look) -> Span<'static> {
-        let letter = if look.colors && look.unicode { '█' } else { self.letter };
+        let letter = if look.colors && look.unicode { self.shade() } else { self.letter };
         Span::styled(letter.to_string(), self.color)
+    }
+
+    /// Returns the block of Unicode that fills the layer; memory without a category is hatched.
+    pub(crate) fn shade(&self) -> char {
+        match self.kind {
+            LayerKind::Category(_) | LayerKind::Rest => '█',
+            LayerKind::Opaque | LayerKind::PoolIdle => IDLE_SHADE,
+        }
     }
 }
 
@@ -164,7 +175,10 @@ impl Chart<'_> {
         }
         let lower = layer_at(from)?;
         let end = ends.get(lower).copied().unwrap_or(to).min(to);
-        let glyph = BLOCKS.get((end - from).saturating_sub(1)).copied().unwrap_or('█');
+        let glyph = match end {
+            end if end < to => BLOCKS.get((end - from).saturating_sub(1)).copied().unwrap_or('█'),
+            _ => layer(lower)?.shade(),
+        };
         // A character cell shows two layers: the lowest one, and above its end the one in the middle of the rest.
         let upper = if end < to { layer_at((end + to) / 2).or(layer_at(end)) } else { None };
         let span = Span::styled(glyph.to_string(), layer(lower)?.color);
@@ -201,6 +215,8 @@ mod tests {
         assert_eq!(rows, [". a ", "b a ", "a a ", "a a "]);
         let chart = drawn(&[Some(&held(3, 1, 0))], 2, 4, true);
         assert_eq!([chart[(0, 0)].symbol(), chart[(0, 1)].symbol()], ["▄", "█"], "half of a cell");
+        let chart = drawn(&[Some(&held(2, 0, 2))], 2, 4, true);
+        assert_eq!([chart[(0, 0)].symbol(), chart[(0, 1)].symbol()], ["▒", "█"], "idle memory is hatched");
         drawn(&[Some(&held(-5, 3, 0))], 2, 0, true);
     }
 

@@ -124,7 +124,7 @@ fn findings(ps: &Ps, area: Rect) -> Vec<Line<'static>> {
     let room = (usize::from(area.height) / 4 / FINDING_ROWS).clamp(1, FINDINGS);
     let lines = ps.findings.iter().take(room).flat_map(|finding| {
         let style = if is_problem(finding) { BOLD.fg(YELLOW) } else { PLAIN };
-        wrap(&finding_line(ps, finding), area, FINDING_ROWS, style)
+        wrap(&finding_line(ps, finding, Some(area.width.into())), area, FINDING_ROWS, style)
     });
     let mut lines: Vec<Line> = lines.collect();
     if ps.findings.len() > room {

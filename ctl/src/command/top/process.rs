@@ -1,6 +1,6 @@
 //! The view of one process: a chart of its memory over time, a table of its memory by category, and sentences of its report.
 
-use super::history::{self, Chart, History, Layer, LayerKind};
+use super::history::{self, Chart, History, Layer, LayerKind, UNTRACKABLE_SHADE};
 use super::keys::Key;
 use super::widgets::{
     BOLD, DIM, Look, PLAIN, RED, SELECTED, Scroll, YELLOW, amount_bar, draw_text, length, wrap,
@@ -296,9 +296,19 @@ impl Process {
             }
             Item::Row(number) => {
                 let Some(row) = table.rows.get(*number) else { return Row::default() };
-                let sign = self.sign(row, look);
+                let layer = self.layer(row);
+                let sign = layer.map(|layer| layer.sign(look));
                 let bar_style = sign.as_ref().map_or(DIM, |sign| sign.style);
-                let bar = row.bytes[0].map(|bytes| amount_bar(bytes, whole, of_bar.width, look));
+                let shade = match row.part {
+                    Part::Untrackable
+                    | Part::Context
+                    | Part::Modules
+                    | Part::LocalMemory
+                    | Part::Heaps
+                    | Part::Unexplained => UNTRACKABLE_SHADE,
+                    _ => layer.map_or('█', Layer::shade),
+                };
+                let bar = row.bytes[0].map(|bytes| amount_bar(bytes, whole, of_bar.width, shade, look));
                 let amount = |column: usize| Line::from(row.cells[column].clone()).right_aligned();
                 let [last, peak] = [0, 1].map(amount);
                 let cells = [
@@ -331,17 +341,16 @@ impl Process {
         Row::new([unit, last, peak, Line::styled("share of used", DIM)]).style(BOLD)
     }
 
-    /// Returns the character and the style of a row's layer in the chart, if it has one.
-    fn sign(&self, row: &panel::Row, look: Look) -> Option<Span<'static>> {
+    /// Returns the layer of a row in the chart, if it has one.
+    fn layer(&self, row: &panel::Row) -> Option<&Layer> {
         let find = |kind: LayerKind| self.layers.iter().find(|layer| layer.kind == kind);
-        let layer = match row.part {
+        match row.part {
             Part::Category => find(LayerKind::Category(row.name.clone())).or_else(|| find(LayerKind::Rest)),
             Part::Others => find(LayerKind::Rest),
             Part::PoolIdle => find(LayerKind::PoolIdle),
             Part::Opaque => find(LayerKind::Opaque),
             _ => None,
-        };
-        layer.map(|layer| layer.sign(look))
+        }
     }
 }
 

@@ -144,11 +144,12 @@ pub(crate) fn draw_text(lines: &[Line], scroll: &mut Scroll, area: Rect, frame: 
 /// Characters that fill one to seven eighths of a column.
 const EIGHTHS: [char; 7] = ['▏', '▎', '▍', '▌', '▋', '▊', '▉'];
 
-/// Returns a bar for an amount; `whole` bytes are as long as `width` columns. The resolution is an eighth of a column.
-pub(crate) fn amount_bar(bytes: i64, whole: i64, width: u16, look: Look) -> String {
+/// Returns a bar of a block of Unicode for an amount; `whole` bytes are as long as `width` columns. The resolution of a solid bar is
+/// an eighth of a column.
+pub(crate) fn amount_bar(bytes: i64, whole: i64, width: u16, shade: char, look: Look) -> String {
     let length = (bytes.max(0) as f64 / whole.max(1) as f64).min(1.0) * f64::from(width);
-    if !look.unicode {
-        return "#".repeat(length.round() as usize);
+    if !look.unicode || shade != '█' {
+        return look.glyph((shade, '#')).to_string().repeat(length.round() as usize);
     }
     let eighths = (length * 8.0).round() as usize;
     let end = (eighths % 8).checked_sub(1).and_then(|at| EIGHTHS.get(at));
@@ -173,13 +174,17 @@ mod tests {
 
     #[test]
     fn an_amount_is_as_long_as_it_is_large() {
-        let drawn = |bytes, look| amount_bar(bytes, 80, 10, look);
+        let drawn = |bytes, look| amount_bar(bytes, 80, 10, '█', look);
         assert_eq!(
             [0, -3, 1, 12, 80, 500].map(|bytes| drawn(bytes, PIPE)),
             ["", "", "▏", "█▌", "██████████", "██████████"]
         );
         assert_eq!([0, 3, 5, 80].map(|bytes| drawn(bytes, ASCII_PIPE)), ["", "", "#", "##########"]);
-        assert_eq!(amount_bar(1, 0, 3, PIPE), "███");
+        assert_eq!(amount_bar(1, 0, 3, '█', PIPE), "███");
+        assert_eq!(
+            ["▒▒", "##"],
+            [amount_bar(12, 80, 10, '▒', PIPE), amount_bar(12, 80, 10, '▒', ASCII_PIPE)]
+        );
     }
 
     #[test]

@@ -1,0 +1,132 @@
+//! Layout of the report page and the live pages in windows of three widths: nothing is cut, nothing overlaps, and each area of a
+//! picture is in its legend.
+use super::html_report::{Opened, report};
+use super::live_page::{HOLDS, Place, wait};
+use gpumem_model::run::{Cell, Class, Run};
+use gpumem_report::html;
+use gpumem_tests::browser::Browser;
+use gpumem_tests::hostile;
+use gpumem_tests::pages::{Training, training, with_blocks};
+use serde_json::{Value, json};
+
+/// Expression for the faults of the layout, which `make shots` evaluates too.
+const FAULTS: &str = include_str!("../../tools/layout.js");
+
+fn has_no_fault(browser: &mut Browser, name: &str) {
+    for width in [360, 800, 1400] {
+        browser.show(width, 800, false);
+        browser.settle();
+        assert_eq!(browser.eval(FAULTS), json!([]), "{name}, {width}");
+    }
+}
+
+/// A training run that kept outputs until the device was full.
+fn leaking() -> Run {
+    let mut run = training(Training { has_oom: true, ..Training::SMALL });
+    let tag = Some("GPT/lm_head".to_owned());
+    run.cells.push(Cell { class: Class::Block, tag, phase: Some("forward".into()), ..Cell::default() });
+    let cell = u32::try_from(run.cells.len()).expect("few cells") - 1;
+    let device = &mut run.devices[0];
+    let held = |number: usize| (number as i64 + 20) << 28;
+    for (number, point) in device.details.timeline.points.iter_mut().enumerate() {
+        point.amounts.push((cell, held(number)));
+    }
+    let most = held(device.details.timeline.points.len());
+    for moment in [&mut device.last, &mut device.peak] {
+        moment.amounts.push((cell, most));
+        moment.tracked_bytes = moment.tracked_bytes.map(|bytes| bytes + most);
+    }
+    run
+}
+
+#[test]
+fn report_pages_have_no_fault_in_their_layout() {
+    let job: Vec<Run> = (0..64)
+        .map(|rank| {
+            let mut run = training(Training { layers: 2, ..Training::SMALL });
+            run.process.pid += rank;
+            run.process.claims.insert("rank".into(), rank.to_string());
+            run
+        })
+        .collect();
+    let scenes = [
+        ("healthy", vec![with_blocks(training(Training::SMALL))]),
+        ("leak", vec![leaking()]),
+        ("oom", vec![training(Training { has_oom: true, ..Training::SMALL })]),
+        ("eight", vec![training(Training::EIGHT)]),
+        ("processes", job),
+        ("hostile", vec![hostile::run()]),
+    ];
+    for (name, runs) in scenes {
+        let reports: Vec<_> = runs.iter().map(report).collect();
+        let text = match reports.as_slice() {
+            [one] => html::html(one),
+            many => html::group("64 processes of job 8812", many, "gpumemctl report --job 8812"),
+        };
+        let Some(mut page) = Opened::page(&format!("layout-{name}"), &text) else { return };
+        has_no_fault(&mut page.browser, name);
+        page.is_quiet();
+    }
+}
+
+#[test]
+fn live_pages_have_no_fault_in_their_layout() {
+    let place = Place::new(&["devices=8", "memory=16G"]);
+    let Some(mut browser) = place.browser() else { return };
+    let leaking = place.trainer(&[HOLDS, &["--devices", "0,1", "--leak", "64"]], "holding");
+    let key = place.key(leaking.pid(), 2);
+    let _others = place.hold(62, 8);
+    browser.visit(&place.url("/"));
+    wait(&mut browser, "64 rows", "document.querySelectorAll('tr[data-pid]').length === 64");
+    has_no_fault(&mut browser, "64 processes");
+    browser.visit(&place.url(&format!("/process/{key}")));
+    wait(&mut browser, "numbers", "document.querySelector('#statement') !== null");
+    has_no_fault(&mut browser, "a process");
+}
+
+/// Names of the areas of the course, from the bottom.
+const AREAS: &str = "courseOf(here().process, here().device).bands.map((band) => band.name)";
+
+#[test]
+fn what_grows_is_drawn_above_what_is_steady() {
+    let Some(mut page) = Opened::of("order", &leaking()) else { return };
+    page.eval("document.querySelector('input[name=by][value=\"1\"]').click()");
+    let areas: Vec<String> = serde_json::from_value(page.eval(AREAS)).expect("names");
+    let place = |name: &str| {
+        areas.iter().position(|area| area == name).unwrap_or_else(|| panic!("{name} in {areas:?}"))
+    };
+    assert!(place("parameters") < place("activations"), "{areas:?}");
+    assert!(place("optimizer state") < place("retained forward outputs"), "{areas:?}");
+}
+
+#[test]
+fn composition_begins_with_the_largest_part_even_without_a_category() {
+    let mut run = training(Training::SMALL);
+    run.cells.push(Cell { class: Class::Block, tag: Some("history".into()), ..Cell::default() });
+    let cell = u32::try_from(run.cells.len()).expect("few cells") - 1;
+    let peak = &mut run.devices[0].peak;
+    peak.amounts.push((cell, 1 << 36));
+    peak.tracked_bytes = peak.tracked_bytes.map(|bytes| bytes + (1 << 36));
+    let Some(mut page) = Opened::of("others", &run) else { return };
+    let names: Value = page.eval(
+        "[...document.querySelectorAll('#grouping-structure tbody .pick')].map((it) => it.textContent)",
+    );
+    assert_eq!((&names[0], &names[1]), (&json!("Others"), &json!("activations")), "{names}");
+}
+
+#[test]
+fn each_kind_of_memory_without_a_category_has_its_own_pattern() {
+    let Some(mut page) = Opened::of("patterns", &training(Training::SMALL)) else { return };
+    page.eval("['untrackable', 'idle', 'free', 'others'].forEach((kind) => { const made = document.createElement('span'); made.className = kind; made.id = 'kind-' + kind; document.body.append(made); })");
+    for dark in [false, true] {
+        page.browser.show(1280, 800, dark);
+        let ground = |page: &mut Opened, kind: &str| {
+            page.eval(&format!("(() => {{ const style = getComputedStyle(document.getElementById('kind-{kind}')); return [style.backgroundImage, style.backgroundColor]; }})()"))
+        };
+        let patterns = ["untrackable", "idle", "free"].map(|kind| ground(&mut page, kind)[0].to_string());
+        assert!(patterns.iter().all(|pattern| pattern.contains("gradient")), "{patterns:?}");
+        assert!(patterns[0] != patterns[1] && patterns[1] != patterns[2], "{patterns:?}");
+        let others = ground(&mut page, "others");
+        assert!(others[0] == "none" && others[1] != "rgb(255, 255, 255)", "{others}");
+    }
+}

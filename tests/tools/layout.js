@@ -1,0 +1,46 @@
+// Returns the faults of a page's layout as sentences, at the window's present size; tests and tests/tools/pages.py evaluate this.
+(() => {
+  const words = (it) => it.textContent.trim().replace(/\s+/g, " ").slice(0, 80);
+  const isShown = (it) => it.checkVisibility() && !it.closest(".hidden, .skip");
+  const faults = [];
+  if (document.documentElement.scrollWidth > innerWidth) faults.push(`the page is ${document.documentElement.scrollWidth} px wide`);
+  for (const it of document.querySelectorAll("main *")) {
+    if (it.closest(".scroll, svg") || !isShown(it)) continue;
+    const { right } = it.getBoundingClientRect();
+    if (right > innerWidth + 1) faults.push(`beyond the edge by ${Math.round(right - innerWidth)} px: ${words(it)}`);
+  }
+  // Text that an ancestor cuts without an ellipsis.
+  const texts = document.createTreeWalker(document.querySelector("main") ?? document.body, NodeFilter.SHOW_TEXT);
+  for (let node = texts.nextNode(); node; node = texts.nextNode()) {
+    const it = node.parentElement;
+    if (node.data.trim() === "" || it.closest("svg, pre, script, [aria-hidden=true]") || !isShown(it)) continue;
+    for (let box = it; box && box.tagName !== "MAIN"; box = box.parentElement) {
+      const style = getComputedStyle(box);
+      if (style.overflowX === "visible" || box.scrollWidth <= box.clientWidth + 1 || box.clientWidth === 0) continue;
+      if (!["auto", "scroll"].includes(style.overflowX) && style.textOverflow !== "ellipsis") faults.push(`cut: ${words(it)}`);
+      break;
+    }
+  }
+  // Columns so narrow that words become columns of letters.
+  for (const cell of document.querySelectorAll("main td, main th")) {
+    if (!isShown(cell) || cell.closest("[aria-hidden=true]")) continue;
+    const size = parseFloat(getComputedStyle(cell).fontSize);
+    if (words(cell).length > 4 && cell.clientWidth < 3 * size && cell.clientHeight > 4 * size) faults.push(`a column of letters: ${words(cell)}`);
+  }
+  // Labels of a picture on each other or beyond its edge.
+  for (const svg of document.querySelectorAll("main svg")) {
+    const edge = svg.getBoundingClientRect();
+    const labels = [...svg.querySelectorAll("text")].filter((text) => text.textContent !== "" && isShown(text)).map((text) => [text.textContent, text.getBoundingClientRect()]);
+    labels.forEach(([name, one], at) => {
+      if (one.left < edge.left - 1 || one.right > edge.right + 1) faults.push(`beyond the picture: ${name}`);
+      for (const [other, box] of labels.slice(at + 1)) {
+        if (one.left < box.right - 1 && box.left < one.right - 1 && one.top < box.bottom - 3 && box.top < one.bottom - 3) faults.push(`${name} is on ${other}`);
+      }
+    });
+  }
+  // The legend has every area of the course, and nothing else.
+  const areas = document.querySelectorAll("#timeline path.area").length;
+  const named = document.querySelectorAll("#summary .keys .swatch").length;
+  if (areas > 0 && areas !== named) faults.push(`${named} areas in the legend, ${areas} in the picture`);
+  return [...new Set(faults)].slice(0, 20);
+})()
