@@ -1,7 +1,7 @@
 //! The changes that a finding asks for.
 
 use super::item::{Item, Kind, Memory, mib, place_of};
-use super::{composition, settings};
+use super::{composition, library, settings};
 use crate::findings::{self, Finding, KeptBy};
 use crate::oom::{holder_name, holders_of};
 use gpumem_model::growth::Axis;
@@ -29,7 +29,7 @@ pub(super) fn items(
 ) -> Vec<Item> {
     let run = report.run;
     match (finding.kind, oom) {
-        (findings::Kind::Growth, _) => vec![growth(device, oom, finding)],
+        (findings::Kind::Growth, _) => vec![growth(run, device, oom, finding)],
         (findings::Kind::NoBackward, Some(oom)) => {
             let change = "Run the passes that are not for training{0} under torch.no_grad()";
             let formula = "activations of forward passes without a backward pass";
@@ -37,7 +37,7 @@ pub(super) fn items(
             vec![item.named(place_of(oom)).estimated([finding.bytes; 2], formula)]
         }
         (findings::Kind::OtherProcesses, Some(oom)) => vec![other_process(report, device, oom, finding)],
-        (findings::Kind::Fragmentation | findings::Kind::UnusedPool, _) if !is_replayed => {
+        (findings::Kind::Fragmentation | findings::Kind::UnusedPool, _) if !is_replayed && !library::is_kept(oom) => {
             pool(run, device, oom, finding)
         }
         (findings::Kind::TooLarge, Some(oom)) if oom.is_suspected() => {
@@ -67,25 +67,34 @@ pub(super) fn items(
 }
 
 /// Returns the change for memory that grows.
-fn growth(device: &Device, oom: Option<&Oom>, finding: &Finding) -> Item {
-    let (item, name) = match &finding.kept_by {
-        Some(KeptBy::Frames(function)) => {
+fn growth(run: &Run, device: &Device, oom: Option<&Oom>, finding: &Finding) -> Item {
+    let of_library = finding.names.iter().find_map(|(name, _)| library::keeper_of(name));
+    let (item, name) = match (of_library, &finding.kept_by) {
+        (Some(frame), _) => {
+            let change = format!("{}{{0}}", frame.change);
+            (Item::new(frame.kind, Memory::Activations, device, change), None)
+        }
+        (None, None) if finding.is_of_whole_models() && library::has_accelerator(run) => {
+            let change = "Call free_memory() of the Accelerator when a model is not used any more, because prepare() keeps each model and optimizer; and drop other references to old models{0}";
+            (Item::new(Kind::RetainedTensors, Memory::Parameters, device, change), None)
+        }
+        (None, Some(KeptBy::Frames(function))) => {
             let change = "Drop these tensors of {0} when they are not needed, or keep .detach().cpu() of them. If an exception keeps them (a traceback keeps all local tensors), keep its text only";
             (Item::new(Kind::RetainedTensors, Memory::Activations, device, change), Some(function.clone()))
         }
-        Some(KeptBy::CacheOfSizes) => {
+        (None, Some(KeptBy::CacheOfSizes)) => {
             let change = "If a cache such as lru_cache has an entry for each size{0}, bound it, or compute the entry of the largest size once and slice it. Else drop old outputs";
             (Item::new(Kind::RetainedTensors, Memory::Activations, device, change), None)
         }
-        Some(KeptBy::RetainedGraphs) => {
+        (None, Some(KeptBy::RetainedGraphs)) => {
             let change = "Detach the state that one pass gives to the next, and call backward() without retain_graph=True{0}";
             (Item::new(Kind::RetainedTensors, Memory::Activations, device, change), None)
         }
-        Some(KeptBy::GradientGraphs) => {
+        (None, Some(KeptBy::GradientGraphs)) => {
             let change = "Drop old gradients{0}; of results of create_graph=True, which have graphs, keep .item() or .detach() only";
             (Item::new(Kind::RetainedTensors, Memory::Gradients, device, change), None)
         }
-        None => (of_structure(device, oom, finding), None),
+        (None, None) => (of_structure(device, oom, finding), None),
     };
     let names = finding.names.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ");
     let place = if names.is_empty() { String::new() } else { format!(" ({names})") };

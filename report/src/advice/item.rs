@@ -46,6 +46,8 @@ pub enum Kind {
     PinnedMemory,
     OtherProcess,
     PoolLimit,
+    /// A setting of a library whose functions keep or make much memory.
+    LibrarySetting,
     LargeRequest,
     /// The parts of the memory are unknown without an agent.
     Coverage,
@@ -61,6 +63,7 @@ impl Kind {
                 | Kind::KeptGradients
                 | Kind::OptimizerTemporaries
                 | Kind::GradientBuckets
+                | Kind::LibrarySetting
                 | Kind::LoadedCheckpoint
                 | Kind::ModelCopy
         )

@@ -6,6 +6,7 @@
 mod composition;
 mod finding;
 mod item;
+mod library;
 mod outside;
 mod settings;
 #[cfg(test)]
@@ -13,6 +14,7 @@ mod tests;
 mod text;
 
 pub use item::{Advice, Basis, Item, Kind, Memory};
+pub use library::{LIBRARY_FRAMES, LibraryFrame};
 pub use settings::{Replay, Trial};
 pub use text::{json, text};
 

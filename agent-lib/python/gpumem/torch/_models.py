@@ -1,11 +1,21 @@
 """Sizes of models by element type, for advice: which parameters require gradients, and which an optimizer updates."""
 
+import sys
 from typing import Any, Callable, Dict, Iterator, List, Tuple
 
 from ._agent import functions, text
 
 #: Maximum number of lines that are sent, and of letters of a model's name.
 _LINES, _NAME = 16, 80
+
+
+def _keepers() -> List[str]:
+    """Returns the libraries that keep models and optimizers: accelerate, once the program has made an Accelerator."""
+    try:
+        state = sys.modules["accelerate.state"].AcceleratorState._shared_state
+        return ["accelerate"] if state else []
+    except Exception:  # not imported, or another version of it
+        return []
 
 
 class Models:
@@ -42,6 +52,7 @@ class Models:
             pass
 
     def send(self) -> None:
-        """Sends the largest sums."""
+        """Sends the libraries that keep models, and the largest sums."""
         largest = sorted(self._bytes.items(), key=lambda item: -item[1][0])[:_LINES]
-        functions.models(text("\n".join("\t".join((*key, *map(str, sums))) for key, sums in largest)))
+        lines = ["\t".join((*key, *map(str, sums))) for key, sums in largest]
+        functions.models(text("\n".join((_keepers() if lines else []) + lines)))

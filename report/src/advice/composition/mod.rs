@@ -5,8 +5,9 @@ mod graphs;
 mod model;
 mod parts;
 
-use self::parts::Parts;
+pub(super) use self::parts::Parts;
 use super::item::{Item, Kind, Memory, mib, place_of};
+use super::library;
 use crate::{Report, held, most_used};
 use gpumem_model::names::Named;
 use gpumem_model::run::{Class, Device, Oom};
@@ -21,7 +22,11 @@ const FREE_DEVICE_SHARE: f64 = 0.05;
 /// Returns the changes that make the parts of the memory smaller, the one with the largest saving first.
 pub(super) fn parts(report: &Report<'_>, device: &Device, oom: Option<&Oom>) -> Vec<Item> {
     let parts = Parts::of(report, device, oom);
-    let mut items = activations::items(device, &parts, oom);
+    let of_library = library::item(device, &parts, oom);
+    let is_collected = parts.data.is_some_and(|(line, _)| library::keeper_of(line).is_some());
+    // The pass in which a collection of results becomes too large has no part in it.
+    let of_pass = (!library::is_kept(oom)).then(|| activations::items(device, &parts, oom));
+    let mut items: Vec<Item> = of_library.into_iter().chain(of_pass.into_iter().flatten()).collect();
     items.extend(model::kept_gradients(device, &parts, oom));
     items.extend(model::optimizer(device, &parts, oom));
     items.extend(model::precision(device, &parts));
@@ -30,7 +35,7 @@ pub(super) fn parts(report: &Report<'_>, device: &Device, oom: Option<&Oom>) -> 
     items.extend(model::copy_of_base(device, &parts));
     let is_data = |(line, bytes): &(&str, i64)| {
         let is_checkpoint = parts.checkpoint.is_some_and(|(of, _)| of == *line);
-        !is_checkpoint && parts.is_large(*bytes) && has_forward_pass(report)
+        !is_checkpoint && !is_collected && parts.is_large(*bytes) && has_forward_pass(report)
     };
     let data = parts.data.filter(is_data);
     items.extend(data.map(|(line, bytes)| {

@@ -19,7 +19,7 @@ const SAME_SHARE: f64 = 0.05;
 const KEPT_STEPS: u64 = 3;
 
 /// Bytes of a process by their purpose.
-pub(super) struct Parts<'r> {
+pub(in crate::advice) struct Parts<'r> {
     /// Time at which the process held these bytes.
     pub time_ns: u64,
     pub parameters: i64,
@@ -247,6 +247,13 @@ impl<'r> Parts<'r> {
                 None => !has_phase(Phase::Backward) && !has_phase(Phase::Optimizer),
             },
         }
+    }
+
+    /// Returns the activations of the modules whose paths differ from `tag` in numbers only.
+    pub fn of_like_modules(&self, tag: &str) -> i64 {
+        let starred = |tag: &str| names::group(without_sum(tag), usize::MAX, true);
+        let own = starred(tag);
+        sum(self.by_tag.iter().filter(|(other, _)| starred(other) == own).map(|(_, bytes)| *bytes))
     }
 
     pub fn is_large(&self, bytes: i64) -> bool {

@@ -1,0 +1,167 @@
+//! Functions of libraries that keep or make much memory, and the setting of the library that avoids it.
+//!
+//! A function is recognised in the name of a tensor outside modules, which is a line such as `utils.py:7 Mixin._sample`, or in the
+//! stack of the failed request.
+
+use super::composition::Parts;
+use super::item::{Item, Kind, Memory, mib};
+use crate::names;
+use gpumem_model::run::{Device, Oom, Run};
+use gpumem_model::units::signed;
+
+/// Functions of a library, with one cure for the memory that they make.
+#[derive(Debug)]
+pub struct LibraryFrame {
+    /// End of the file's path; `*` stands for any text.
+    pub file: &'static str,
+    pub functions: &'static [&'static str],
+    /// The functions that they must have called at the failed request; any if empty.
+    called: &'static [&'static str],
+    /// Whether the functions keep what they make, so that it adds up over many passes.
+    keeps: bool,
+    pub(super) kind: Kind,
+    pub(super) change: &'static str,
+}
+
+/// The functions, with the releases whose sources have them.
+pub const LIBRARY_FRAMES: [LibraryFrame; 5] = [
+    // transformers 4.40 to 5.24.
+    LibraryFrame {
+        file: "transformers/generation/utils.py",
+        functions: &["GenerationMixin._sample", "GenerationMixin._beam_search"],
+        called: &[],
+        keeps: true,
+        kind: Kind::LibrarySetting,
+        change: "Pass output_scores=False and output_logits=False to generate(), which keeps them for each token; what is needed of them, compute in a LogitsProcessor",
+    },
+    // transformers 4.40 to 5.24; EvalLoopContainer from 4.41 on.
+    LibraryFrame {
+        file: "transformers/trainer_pt_utils.py",
+        functions: &["torch_pad_and_concatenate", "nested_concat", "EvalLoopContainer.add"],
+        called: &[],
+        keeps: true,
+        kind: Kind::LibrarySetting,
+        change: "Reduce what the Trainer collects in evaluation with preprocess_logits_for_metrics (such as argmax), or move it to the host with eval_accumulation_steps",
+    },
+    // transformers 4.48 to 5.24.
+    LibraryFrame {
+        file: "transformers/models/*.py",
+        functions: &["eager_attention_forward"],
+        called: &[],
+        keeps: false,
+        kind: Kind::LibrarySetting,
+        change: "Load the model with attn_implementation=\"sdpa\" (or \"flash_attention_2\"): \"eager\" makes the scores of all pairs of tokens",
+    },
+    // torch 2.0 to 2.15. Without weights it calls scaled_dot_product_attention, and neither of the two.
+    LibraryFrame {
+        file: "torch/nn/functional.py",
+        functions: &["multi_head_attention_forward"],
+        called: &["softmax", "dropout"],
+        keeps: false,
+        kind: Kind::LibrarySetting,
+        change: "Pass need_weights=False to nn.MultiheadAttention: with weights it makes the scores of all pairs of tokens",
+    },
+    // diffusers 0.30 to 0.42. Tiles cost time.
+    LibraryFrame {
+        file: "diffusers/models/autoencoders/autoencoder_kl.py",
+        functions: &["AutoencoderKL._decode", "AutoencoderKL._encode"],
+        called: &[],
+        keeps: false,
+        kind: Kind::LargeOutput,
+        change: "Call enable_slicing() on the AutoencoderKL (one image at a time), or enable_tiling() for large images",
+    },
+];
+
+impl LibraryFrame {
+    /// Returns whether a function in a file, given by its path or name, is one of these.
+    fn has(&self, file: &str, function: &str) -> bool {
+        let (start, end) = self.file.split_once('*').unwrap_or(("", self.file));
+        let is_file = match file.contains('/') {
+            true => file.contains(start) && file.ends_with(end),
+            false => start.is_empty() && end.rsplit('/').next() == Some(file),
+        };
+        is_file && self.functions.contains(&function)
+    }
+}
+
+/// Returns the functions that keep what they make at a line of a library.
+pub(super) fn keeper_of(tag: &str) -> Option<&'static LibraryFrame> {
+    let (file, rest) = tag.split_once(':').filter(|_| names::is_line(tag))?;
+    let (_, function) = rest.split_once(' ')?;
+    LIBRARY_FRAMES.iter().filter(|frame| frame.keeps).find(|frame| frame.has(file, function))
+}
+
+/// Returns the functions that made a failed request: those of the innermost frame that is in the table.
+fn maker_of(oom: &Oom) -> Option<&'static LibraryFrame> {
+    let frames: Vec<(&str, &str)> = oom.stack.as_deref()?.lines().filter_map(function_of).collect();
+    let is_of = |at: usize, row: &LibraryFrame| {
+        let called = at.checked_sub(1).and_then(|at| frames.get(at)).map(|(function, _)| *function);
+        let is_called = row.called.is_empty() || called.is_some_and(|called| row.called.contains(&called));
+        frames.get(at).is_some_and(|(function, file)| row.has(file, function)) && is_called
+    };
+    (0..frames.len()).find_map(|at| LIBRARY_FRAMES.iter().find(|row| is_of(at, row)))
+}
+
+/// Returns the function and the file of a line of a stack.
+fn function_of(line: &str) -> Option<(&str, &str)> {
+    let (function, rest) = line.split_once('\t')?;
+    Some((function, rest.split_once('\t')?.0))
+}
+
+/// Returns whether a failed request was made by functions that keep what they make. More memory, or less waste of it, only
+/// delays the failure.
+pub(super) fn is_kept(oom: Option<&Oom>) -> bool {
+    oom.and_then(maker_of).is_some_and(|frame| frame.keeps)
+}
+
+/// Returns the change for memory that functions of the table hold: at the program's largest line of data, or at the failed request.
+pub(super) fn item(device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -> Option<Item> {
+    let asked = oom.map_or(0, |oom| signed(oom.asked_bytes));
+    let maker = oom.and_then(maker_of);
+    let kept = parts.data.filter(|(line, _)| keeper_of(line).is_some());
+    let (frame, place, bytes) = match (kept, maker.filter(|maker| !maker.keeps)) {
+        // What was collected so far is copied together with the new part.
+        (Some((line, bytes)), _) => (keeper_of(line)?, line, bytes.saturating_add(if is_kept(oom) { asked } else { 0 })),
+        (None, Some(maker)) => {
+            let tag = oom?.tag.as_deref()?;
+            (maker, tag, parts.of_like_modules(tag).saturating_add(asked))
+        }
+        (None, None) => return None,
+    };
+    parts.is_large(bytes).then(|| {
+        let change = format!("{}{{0}}", frame.change);
+        let item = Item::new(frame.kind, Memory::Activations, device, change).named(format!(" ({place})"));
+        let of = if frame.keeps { "that these functions collect" } else { "of these modules and of the request" };
+        item.estimated([bytes / 2, bytes], format!("{} {of}", mib(bytes)))
+    })
+}
+
+/// Returns whether the process has an `accelerate.Accelerator`, as its agent reports (`Body::Models` of the wire format).
+pub(super) fn has_accelerator(run: &Run) -> bool {
+    run.process.claims.get("models").is_some_and(|text| text.lines().any(|line| line == "accelerate"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn functions_are_found_by_file_and_name() {
+        let keeper = |tag: &str| keeper_of(tag).map(|frame| frame.file);
+        let generation = "transformers/generation/utils.py";
+        assert_eq!(keeper("utils.py:3248 GenerationMixin._sample"), Some(generation));
+        assert_eq!(keeper("utils.py:3248 Mixin._sample"), None);
+        assert_eq!(keeper("utilities.py:3248 GenerationMixin._sample"), None);
+        assert_eq!(keeper("modeling_llama.py:197 eager_attention_forward"), None, "it keeps nothing");
+        let maker = |stack: &str| {
+            let oom = Oom { stack: Some(stack.into()), ..Oom::default() };
+            maker_of(&oom).map(|frame| frame.functions[0])
+        };
+        const EAGER: &str = "eager_attention_forward\t/v/transformers/models/llama/modeling_llama.py\t197\n";
+        const WEIGHTS: &str = "multi_head_attention_forward\t/v/torch/nn/functional.py\t7112\n";
+        assert_eq!(maker(&format!("softmax\t/v/torch/nn/functional.py\t2\n{EAGER}")), Some("eager_attention_forward"));
+        assert_eq!(maker("eager_attention_forward\t/v/my_models/llama.py\t197\n"), None);
+        assert_eq!(maker(&format!("softmax\t/v/torch/nn/functional.py\t2\n{WEIGHTS}")), Some("multi_head_attention_forward"));
+        assert_eq!(maker(WEIGHTS), None, "the projections are made in both cases");
+    }
+}
