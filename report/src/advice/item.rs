@@ -27,6 +27,8 @@ pub enum Kind {
     GradientBuckets,
     /// One layer's output is the largest part of the activations, such as logits.
     LargeOutput,
+    /// A module computes by several operations what one does.
+    FusedOperation,
     Checkpointing,
     BatchSize,
     ParameterPrecision,

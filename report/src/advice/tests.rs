@@ -1,6 +1,7 @@
 //! Tests of advice on runs that are made here.
 
 mod free;
+mod modules;
 mod outside;
 
 use super::*;

@@ -1,6 +1,7 @@
 //! Changes for memory that the program needs: by role and module at the failed request, or else at the peak.
 
 mod activations;
+mod formulas;
 mod graphs;
 mod model;
 mod parts;
@@ -27,6 +28,7 @@ pub(super) fn parts(report: &Report<'_>, device: &Device, oom: Option<&Oom>) -> 
     // The pass in which a collection of results becomes too large has no part in it.
     let of_pass = (!library::is_kept(oom)).then(|| activations::items(device, &parts, oom));
     let mut items: Vec<Item> = of_library.into_iter().chain(of_pass.into_iter().flatten()).collect();
+    items.extend(formulas::item(device, &parts));
     items.extend(model::kept_gradients(device, &parts, oom));
     items.extend(model::optimizer(device, &parts, oom));
     items.extend(model::precision(device, &parts));
@@ -50,11 +52,13 @@ pub(super) fn parts(report: &Report<'_>, device: &Device, oom: Option<&Oom>) -> 
         item.estimated([0, bytes], format!("{} that this line allocates", mib(bytes)))
     }));
     items.extend(unused_yet(report, device, &parts, oom));
-    // Changes that cost nothing come first if the memory is known to exist, and so does float64.
+    // Changes that cost nothing come first if the memory is known to exist, and so do float64 and formulas.
     let is_first = |item: &Item| {
         let is_double =
             item.kind == Kind::ParameterPrecision && item.saves_bytes.is_some_and(|[least, _]| least > 0);
-        is_double || item.is_free() && item.most() as f64 >= parts.used as f64 * FREE_SHARE
+        is_double
+            || item.kind == Kind::FusedOperation
+            || item.is_free() && item.most() as f64 >= parts.used as f64 * FREE_SHARE
     };
     items.sort_by_key(|item| (!is_first(item), Reverse(item.most())));
     items
