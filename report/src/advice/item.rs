@@ -32,6 +32,8 @@ pub enum Kind {
     Checkpointing,
     BatchSize,
     ParameterPrecision,
+    /// Autocast keeps copies of the weights, in the type in which the program could load them.
+    WeightCopies,
     /// A copy of the frozen base of a model with an adapter.
     ModelCopy,
     /// A checkpoint stays on the device beside the model that it was loaded into.
@@ -68,6 +70,7 @@ impl Kind {
                 | Kind::LibrarySetting
                 | Kind::LoadedCheckpoint
                 | Kind::ModelCopy
+                | Kind::WeightCopies
         )
     }
 }

