@@ -20,6 +20,8 @@ struct Size<'r> {
     trainable: i64,
     /// Bytes that an optimizer updates.
     updated: i64,
+    /// Bytes of embedding tables with dense gradients, and with sparse ones; 0 if the agent is older.
+    tables: [i64; 2],
 }
 
 /// Sizes of all models; empty if the agent described none, as older agents do.
@@ -33,9 +35,17 @@ impl<'r> ModelSizes<'r> {
             let mut fields = line.split('\t');
             let (model, kind) = fields.next().zip(fields.next())?;
             let mut number = || fields.next()?.parse::<i64>().ok().filter(|bytes| *bytes >= 0);
-            Some(Size { model, kind, bytes: number()?, trainable: number()?, updated: number()? })
+            let (bytes, trainable, updated) = (number()?, number()?, number()?);
+            let tables = [number().unwrap_or(0), number().unwrap_or(0)];
+            Some(Size { model, kind, bytes, trainable, updated, tables })
         });
         ModelSizes(sizes.collect())
+    }
+
+    /// Returns the bytes of trained embedding tables with dense gradients, and with sparse ones. Tables whose parameter is also that of
+    /// another module do not count.
+    pub fn tables(&self) -> [i64; 2] {
+        [0, 1].map(|at| sum(self.0.iter().map(|size| size.tables[at])))
     }
 
     /// Returns the element type of most parameters; `None` if it is unknown.

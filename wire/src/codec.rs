@@ -308,8 +308,9 @@ records! {
     87 Done { result: u16 => result, command: u8 => detail, told: &'a str => payload }
 
     /// Sizes of PyTorch models by element type, for advice. One line `model TAB type TAB bytes TAB bytes that require gradients
-    /// TAB bytes that an optimizer updates` for each model and type of parameter; the model is empty for optimizer state. A line
-    /// without TAB names a library whose object keeps the program's models: `accelerate`.
+    /// TAB bytes that an optimizer updates TAB bytes of embedding tables with dense gradients TAB bytes of those with sparse ones`
+    /// for each model and type of parameter; the model is empty for optimizer state. A line without TAB names a library whose object
+    /// keeps the program's models: `accelerate`.
     88 Models { models: &'a str => payload }
 
     // Observations of the daemon, for recordings.

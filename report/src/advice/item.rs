@@ -23,6 +23,8 @@ pub enum Kind {
     KeptGradients,
     OptimizerTemporaries,
     OptimizerState,
+    /// The gradients of embedding tables have all rows, though a batch uses few.
+    SparseGradients,
     /// Gradients are held twice: as tensors, and in the buckets in which they are sent.
     GradientBuckets,
     /// One layer's output is the largest part of the activations, such as logits.

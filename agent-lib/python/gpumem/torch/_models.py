@@ -25,34 +25,49 @@ class Models:
         self._parts = parts
         groups = (group for optimizer in optimizers for group in list(optimizer.param_groups))
         self._updated = {id(parameter) for group in groups for parameter in list(group["params"])}
-        #: Model and element type -> bytes, bytes that require gradients, bytes that an optimizer updates.
+        #: Model and element type -> bytes, bytes that require gradients, bytes that an optimizer updates, bytes of embedding
+        #: tables whose gradients are dense, and of those whose gradients are sparse.
         self._bytes: Dict[Tuple[str, str], List[int]] = {}
+        #: Trained embedding tables, by the address of the parameter: its model, the parameter, and whether its gradient is sparse.
+        self._tables: Dict[int, Tuple[str, Any, bool]] = {}
 
-    def add(self, path: str, parameter: Any) -> None:
+    def add(self, path: str, parameter: Any, module: Any) -> None:
         """Adds a parameter of the model that begins `path`."""
         try:
-            is_trained, is_updated = parameter.requires_grad, id(parameter) in self._updated
-            self._add(path.split("/", 1)[0], parameter, is_trained, is_updated)
+            model, is_trained = path.split("/", 1)[0], parameter.requires_grad
+            self._add(model, parameter, (True, is_trained, id(parameter) in self._updated))
+            embeddings = sys.modules["torch"].nn
+            if is_trained and isinstance(module, (embeddings.Embedding, embeddings.EmbeddingBag)):
+                self._tables[id(parameter)] = model, parameter, bool(module.sparse)
         except Exception:  # without a size so far
             pass
 
-    def _add(self, model: str, tensor: Any, is_trained: bool, is_updated: bool) -> None:
+    def tied(self, parameter: Any) -> None:
+        """Notes that a second module has a parameter, such as the head of a language model: its gradient is dense."""
+        self._tables.pop(id(parameter), None)
+
+    def _add(self, model: str, tensor: Any, kinds: Tuple[bool, ...]) -> None:
         for part in self._parts(tensor):
             if part.is_cuda:
                 name = model[:_NAME].replace("\t", " ").replace("\n", " ")
-                sums = self._bytes.setdefault((name, str(part.dtype).rpartition(".")[2]), [0, 0, 0])
-                for at, counts in enumerate((True, is_trained, is_updated)):
+                sums = self._bytes.setdefault((name, str(part.dtype).rpartition(".")[2]), [0] * 5)
+                for at, counts in enumerate(kinds):
                     sums[at] += part.numel() * part.element_size() if counts else 0
 
     def add_state(self, tensor: Any) -> None:
         """Adds a tensor of an optimizer's state."""
         try:
-            self._add("", tensor, False, False)
+            self._add("", tensor, (True,))
         except Exception:  # without a size so far
             pass
 
     def send(self) -> None:
         """Sends the libraries that keep models, and the largest sums."""
+        for model, parameter, is_sparse in self._tables.values():
+            try:
+                self._add(model, parameter, (False, False, False, not is_sparse, is_sparse))
+            except Exception:  # without a size so far
+                pass
         largest = sorted(self._bytes.items(), key=lambda item: -item[1][0])[:_LINES]
         lines = ["\t".join((*key, *map(str, sums))) for key, sums in largest]
         functions.models(text("\n".join((_keepers() if lines else []) + lines)))

@@ -216,13 +216,17 @@ class Sweeper:
             if own is None:
                 own = self.modules.path(known)
             for name, tensor in list(tensors.items()):
-                if tensor is None or id(tensor) in self.paths:
-                    continue  # of tied ones the first
+                if tensor is None:
+                    continue
+                if id(tensor) in self.paths:  # of tied ones the first
+                    if self._sizes is not None:
+                        self._sizes.tied(tensor)
+                    continue
                 path = "%s/%s" % (own, name)
                 self.paths[id(tensor)] = path
                 self._take(storages, tensor, path, role)
                 if kind == "_parameters" and self._sizes is not None:
-                    self._sizes.add(path, tensor)
+                    self._sizes.add(path, tensor, module)
                 if gradients and role == PARAMETER:
                     self._gradient(storages, tensor, path)
 

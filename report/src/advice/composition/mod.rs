@@ -30,6 +30,7 @@ pub(super) fn parts(report: &Report<'_>, device: &Device, oom: Option<&Oom>) -> 
     let mut items: Vec<Item> = of_library.into_iter().chain(of_pass.into_iter().flatten()).collect();
     items.extend(formulas::item(device, &parts));
     items.extend(model::kept_gradients(device, &parts, oom));
+    items.extend(model::sparse_gradients(device, &parts));
     items.extend(model::optimizer(device, &parts, oom));
     items.extend(model::precision(device, &parts));
     items.extend(model::gradient_buckets(device, &parts));

@@ -10,6 +10,8 @@ use gpumem_wire::Phase;
 
 /// Size of the gradients, as a factor of the parameters, from which each gradient seems to be held twice.
 const TWO_GRADIENTS: f64 = 1.2;
+/// Maximum bytes of the rows that a batch uses, as a share of the tables, for sparse gradients to be small.
+const ROWS_SHARE: f64 = 0.25;
 /// Gradients of at least this many times the parameters are not explained by buckets.
 const MOST_GRADIENTS: i64 = 3;
 
@@ -94,6 +96,27 @@ pub(super) fn kept_gradients(device: &Device, parts: &Parts<'_>, oom: Option<&Oo
     Some(item.estimated([least, bytes.min(of_pass)], formula))
 }
 
+/// Returns the change for embedding tables whose gradients have all rows. The rows that a batch uses are activations, so these bound
+/// their bytes.
+pub(super) fn sparse_gradients(device: &Device, parts: &Parts<'_>) -> Option<Item> {
+    let [tables, _] = parts.sizes.tables();
+    let iterations = &device.details.iterations;
+    let rows = iterations.rows.iter().chain(&iterations.open);
+    let used = rows.map(|row| row.activations.peak_bytes.max(row.kept_activations.peak_bytes)).max().unwrap_or(0);
+    let is_few = used.max(parts.activations) as f64 <= tables as f64 * ROWS_SHARE;
+    let held = tables.min(parts.gradients);
+    (is_few && parts.is_large(held)).then(|| {
+        let change = "Pass sparse=True to the nn.Embedding tables, and update them with SparseAdam (or SGD): their gradients have all rows, and a batch uses few";
+        let item = Item::new(Kind::SparseGradients, Memory::Gradients, device, change);
+        let formula = format!(
+            "{} of gradients of embedding tables, and up to as many temporaries of the optimizer; all activations have {}",
+            mib(held),
+            mib(used.max(parts.activations))
+        );
+        item.estimated([held, held.saturating_mul(2)], formula)
+    })
+}
+
 /// Returns the changes for the optimizer's state and temporaries.
 pub(super) fn optimizer(device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -> Vec<Item> {
     let mut items = Vec::new();
@@ -111,7 +134,8 @@ pub(super) fn optimizer(device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -
         let item = Item::new(Kind::OptimizerState, Memory::OptimizerState, device, change);
         let formula = format!("{} of optimizer state in earlier steps", mib(earlier));
         items.push(item.estimated([earlier; 2], formula));
-    } else if parts.is_large(state) && has_large_state(parts, state) {
+    } else if parts.is_large(state) && has_large_state(parts, state) && parts.sizes.tables()[1] < state / 4 {
+        // Optimizers with 8-bit state take no sparse gradients.
         let change = "Use an optimizer with 8-bit state, such as bitsandbytes.optim.Adam8bit";
         let item = Item::new(Kind::OptimizerState, Memory::OptimizerState, device, change);
         let (item, kind) = match parts.sizes.state_kind() {

@@ -70,3 +70,27 @@ fn smaller_parameters_have_smaller_gradients_and_state() {
     assert_eq!(saved("float32"), Some(8));
     assert_eq!(saved("uint8"), Some(4));
 }
+
+#[test]
+fn large_tables_of_which_a_batch_uses_few_rows_need_sparse_gradients() {
+    let found = |tables: &str, rows: i64| {
+        let held = [
+            (Role::Parameter, "Net/table/weight", 5),
+            (Role::Gradient, "Net/table/weight", 5),
+            (Role::OptimizerState, "Net/table/weight", 10),
+            (Role::Activation, "Net/table", rows),
+        ];
+        let mut run = holding(&held);
+        run.devices[0].details.iterations.rows.clear();
+        let bytes = 5 * GIB;
+        let tables = tables.replace("ALL", &bytes.to_string());
+        let models = format!("Net\tfloat32\t{bytes}\t{bytes}\t{bytes}{tables}\n\tfloat32\t9\t0\t0");
+        run.process.claims.insert("models".into(), models);
+        let kinds = [Kind::SparseGradients, Kind::OptimizerState];
+        (items(&run)[0].kind, kinds.map(|kind| of_kind(&run, kind).is_some()))
+    };
+    assert_eq!(found("\tALL\t0", 1), (Kind::SparseGradients, [true, true]));
+    assert_eq!(found("\tALL\t0", 3).1, [false, true], "most rows");
+    assert_eq!(found("\t0\tALL", 1).1, [false, false], "sparse gradients, which 8-bit state does not take");
+    assert_eq!(found("", 1).1, [false, true], "an older agent");
+}
