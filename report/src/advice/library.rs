@@ -15,7 +15,7 @@ pub struct LibraryFrame {
     /// End of the file's path; `*` stands for any text.
     pub file: &'static str,
     pub functions: &'static [&'static str],
-    /// The functions that they must have called at the failed request; any if empty.
+    /// Functions of which they must have called one at the failed request, directly or not; any if empty.
     called: &'static [&'static str],
     /// Whether the functions keep what they make, so that it adds up over many passes.
     keeps: bool,
@@ -24,7 +24,7 @@ pub struct LibraryFrame {
 }
 
 /// The functions, with the releases whose sources have them.
-pub const LIBRARY_FRAMES: [LibraryFrame; 5] = [
+pub const LIBRARY_FRAMES: [LibraryFrame; 6] = [
     // transformers 4.40 to 5.24.
     LibraryFrame {
         file: "transformers/generation/utils.py",
@@ -61,6 +61,15 @@ pub const LIBRARY_FRAMES: [LibraryFrame; 5] = [
         kind: Kind::LibrarySetting,
         change: "Pass need_weights=False to nn.MultiheadAttention: with weights it makes the scores of all pairs of tokens",
     },
+    // torch 2.1 to 2.15. With chunk_size, vmap concatenates the gradients of all chunks.
+    LibraryFrame {
+        file: "torch/_functorch/vmap.py",
+        functions: &["vmap_impl"],
+        called: &["grad_impl", "grad_and_value_impl"],
+        keeps: false,
+        kind: Kind::BatchSize,
+        change: "Make the gradients of each sample for micro-batches of 16 to 32 samples, and add up what is needed of each (such as clipped gradients): vmap(grad()) holds a gradient of the model for each sample",
+    },
     // diffusers 0.30 to 0.42. Tiles cost time.
     LibraryFrame {
         file: "diffusers/models/autoencoders/autoencoder_kl.py",
@@ -95,8 +104,8 @@ pub(super) fn keeper_of(tag: &str) -> Option<&'static LibraryFrame> {
 fn maker_of(oom: &Oom) -> Option<&'static LibraryFrame> {
     let frames: Vec<(&str, &str)> = oom.stack.as_deref()?.lines().filter_map(function_of).collect();
     let is_of = |at: usize, row: &LibraryFrame| {
-        let called = at.checked_sub(1).and_then(|at| frames.get(at)).map(|(function, _)| *function);
-        let is_called = row.called.is_empty() || called.is_some_and(|called| row.called.contains(&called));
+        let mut inner = frames.iter().take(at).map(|(function, _)| function);
+        let is_called = row.called.is_empty() || inner.any(|function| row.called.contains(function));
         frames.get(at).is_some_and(|(function, file)| row.has(file, function)) && is_called
     };
     (0..frames.len()).find_map(|at| LIBRARY_FRAMES.iter().find(|row| is_of(at, row)))
@@ -124,14 +133,23 @@ pub(super) fn item(device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -> Opt
         (Some((line, bytes)), _) => (keeper_of(line)?, line, bytes.saturating_add(if is_kept(oom) { asked } else { 0 })),
         (None, Some(maker)) => {
             let tag = oom?.tag.as_deref()?;
-            (maker, tag, parts.of_like_modules(tag).saturating_add(asked))
+            let bytes = match maker.kind {
+                // The batch.
+                Kind::BatchSize => parts.activations.saturating_add(parts.short_lived),
+                _ => parts.of_like_modules(tag),
+            };
+            (maker, tag, bytes.saturating_add(asked))
         }
         (None, None) => return None,
     };
     parts.is_large(bytes).then(|| {
         let change = format!("{}{{0}}", frame.change);
         let item = Item::new(frame.kind, Memory::Activations, device, change).named(format!(" ({place})"));
-        let of = if frame.keeps { "that these functions collect" } else { "of these modules and of the request" };
+        let of = match (frame.keeps, frame.kind) {
+            (true, _) => "that these functions collect",
+            (false, Kind::BatchSize) => "of activations, temporaries and the request",
+            (false, _) => "of these modules and of the request",
+        };
         item.estimated([bytes / 2, bytes], format!("{} {of}", mib(bytes)))
     })
 }
@@ -162,6 +180,9 @@ mod tests {
         assert_eq!(maker(&format!("softmax\t/v/torch/nn/functional.py\t2\n{EAGER}")), Some("eager_attention_forward"));
         assert_eq!(maker("eager_attention_forward\t/v/my_models/llama.py\t197\n"), None);
         assert_eq!(maker(&format!("softmax\t/v/torch/nn/functional.py\t2\n{WEIGHTS}")), Some("multi_head_attention_forward"));
+        let samples = "grad_impl\t/v/torch/_functorch/eager_transforms.py\t9\nf\t/v/a.py\t1\nvmap_impl\t/v/torch/_functorch/vmap.py\t3\n";
+        assert_eq!(maker(samples), Some("vmap_impl"));
+        assert_eq!(maker("vmap_impl\t/v/torch/_functorch/vmap.py\t3\n"), None, "no gradients");
         assert_eq!(maker(WEIGHTS), None, "the projections are made in both cases");
     }
 }

@@ -127,8 +127,8 @@ pub(super) fn items(device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -> Ve
         items.extend(checkpointing(device, parts));
     }
     let change = match parts.is_inference {
-        false => "Halve the batch, and accumulate gradients; if it has one sequence, shorten or split it",
-        true => "Halve the batch; if it has one sequence, shorten it, or process it in pieces",
+        false => "If the batch is larger than 1, halve it, and accumulate gradients; else shorten or split the sequence",
+        true => "If the batch is larger than 1, halve it; else process the sample in pieces",
     };
     let item = Item::new(Kind::BatchSize, Memory::Activations, device, change);
     let formula = format!("1/2 x {} of activations", mib(parts.activations));
@@ -153,7 +153,7 @@ fn of_failed_pass(device: &Device, parts: &Parts<'_>, oom: &Oom) -> Vec<Item> {
             format!("{}/{CHUNKS} x {} that were requested, with {CHUNKS} chunks", CHUNKS - 1, mib(asked));
         item.estimated([asked / CHUNKS * (CHUNKS - 1); 2], formula)
     });
-    let change = "Halve the batch; if it has one sequence or sample, process it in pieces";
+    let change = "If the batch is larger than 1, halve it; else process the sample in pieces";
     let item = Item::new(Kind::BatchSize, Memory::Activations, device, change);
     let formula = format!("1/2 x {} of activations, temporaries and the request", mib(bytes));
     request.into_iter().chain([item.estimated([bytes / 4, bytes / 2], formula)]).collect()
