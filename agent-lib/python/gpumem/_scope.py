@@ -1,8 +1,9 @@
 """``scope``: names the memory that a thread allocates.
 
 The agent keeps one word for each thread with the number of the innermost tag. Opening a scope writes that word through
-a memoryview, and closing it restores the previous value. Only the first use of a name inside a given outer scope calls
-into the library.
+a memoryview, and closing it restores the previous value. The memoryview has no dimension, so its only item is ``word[()]``:
+CPython reads and writes that a quarter faster than ``word[0]``. Only the first use of a name inside a given outer scope
+calls into the library.
 
 Special cases of one word for each thread:
 
@@ -78,10 +79,10 @@ class _EdgeRecorder:
         #: Scopes opened since recording started, each with its tag.
         self.open: List[Tuple["scope", int]] = []
 
-    def __getitem__(self, place: int) -> int:
+    def __getitem__(self, place: Tuple[()]) -> int:
         return int(self.word[place])
 
-    def __setitem__(self, place: int, tag: int) -> None:
+    def __setitem__(self, place: Tuple[()], tag: int) -> None:
         top = self.thread.top
         is_new = top is not None and all(top is not begun for begun, _ in self.open)
         if top is not None and is_new and top._outer == self.word[place]:
@@ -108,7 +109,7 @@ def record_edges(wanted: bool) -> None:
     _report_edge = found.scope_edge if wanted and found is not None else None
     for thread in list(_threads):
         word = thread.word
-        if _report_edge is not None and not isinstance(word, (_EdgeRecorder, list)):
+        if _report_edge is not None and not isinstance(word, (_EdgeRecorder, dict)):
             thread.word = _EdgeRecorder(thread, _report_edge)
         elif _report_edge is None and isinstance(word, _EdgeRecorder):
             thread.word = word.word
@@ -123,7 +124,7 @@ class _ThreadEnd:
         self.thread = thread
 
     def __del__(self) -> None:
-        self.thread.word = [0]
+        self.thread.word = {(): 0}
 
 
 #: ``mine`` is the thread's _Thread; ``ended`` detects the end of the thread.
@@ -177,14 +178,14 @@ class scope:
             again.of = self
             return again.__enter__()
         word = here.word
-        self._outer = outer = word[0]
+        self._outer = outer = word[()]
         self._below = here.top
         self._here = here
         here.top = self
         try:
-            word[0] = _tags[outer][self._name]
+            word[()] = _tags[outer][self._name]
         except KeyError:
-            word[0] = _intern(outer, self._name)
+            word[()] = _intern(outer, self._name)
         return self
 
     def __exit__(
@@ -198,7 +199,7 @@ class scope:
             return
         if here.top is self:
             here.top = self._below
-            here.word[0] = self._outer
+            here.word[()] = self._outer
             self._here = None
         else:
             _close(here, self)
@@ -282,7 +283,7 @@ class _ScopedAwaitable:
 
 
 #: Stands for a thread while nothing is recorded.
-_NOWHERE = _Thread([0])
+_NOWHERE = _Thread({(): 0})
 
 
 class _Reentry(scope):
@@ -303,7 +304,7 @@ def _close(here: _Thread, closed: scope) -> None:
         return
     if above is None:
         here.top = each._below
-        here.word[0] = each._outer
+        here.word[()] = each._outer
     else:
         above._below, above._outer = each._below, each._outer
     each._here = None
@@ -315,7 +316,7 @@ def _begin() -> Optional[_Thread]:
     address = found.scope_word() if found is not None else None
     if not address:
         return None
-    thread = _Thread(memoryview(ctypes.c_uint32.from_address(address)).cast("B").cast("I"))
+    thread = _Thread(memoryview(ctypes.c_uint32.from_address(address)).cast("B").cast("I", ()))
     _threads.add(thread)
     if _report_edge is not None:
         thread.word = _EdgeRecorder(thread, _report_edge)
