@@ -8,9 +8,11 @@ import sys
 import time
 
 import torch
-from causes import MIB, PACE, Block, Net, batch
+from causes import MIB, PACE, WIDTH, Block, Net, batch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from torch.func import functional_call, grad, vmap
+from torch.nn import functional as F
 from waiting import wait_for_frames
 
 APPLIED = "applied" in sys.argv[2:]
@@ -122,6 +124,72 @@ def large_evaluation():
         with torch.set_grad_enabled(not APPLIED):
             for _ in range(3):
                 model(batch(20_600)).float().pow(2).mean().item()
+
+
+def weight_copies():
+    """Weights are float32, and autocast keeps a bfloat16 copy of each through the forward pass."""
+    torch.set_default_dtype(torch.bfloat16 if APPLIED else torch.float32)
+    with torch.device("cuda"):
+        model = Net(width=4096, depth=16).eval()
+    for _ in range(10):
+        with torch.no_grad(), torch.autocast("cuda", torch.bfloat16, enabled=not APPLIED):
+            model(batch(64, 4096))
+
+
+class Mish(nn.Module):
+    def forward(self, x):
+        return F.mish(x) if APPLIED else x * torch.tanh(torch.log(1 + torch.exp(x)))
+
+
+def formula():
+    """An activation is computed by its formula, each of whose operations keeps a result for the backward pass."""
+    layers = [layer for _ in range(12) for layer in (nn.Linear(WIDTH, 4 * WIDTH), Mish(), nn.Linear(4 * WIDTH, WIDTH))]
+    model = nn.Sequential(*layers).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for rows in [2_000] * 6 + [15_000] * 6:
+        step(model, optimizer, rows)
+        optimizer.zero_grad()
+
+
+class Recommender(nn.Module):
+    def __init__(self, rows=8_000_000, width=64):
+        super().__init__()
+        self.table = nn.Embedding(rows, width, sparse=APPLIED)
+        self.head = nn.Linear(width, 1)
+
+    def forward(self, rows):
+        return self.head(self.table(rows))
+
+
+def tables():
+    """Gradients of an embedding table have all of its rows, though a batch uses few."""
+    with torch.device("cuda"):
+        model = Recommender()
+    optimizers = [torch.optim.Adam(model.parameters())]
+    if APPLIED:
+        table = torch.optim.SparseAdam(model.table.parameters())
+        optimizers = [table, torch.optim.Adam(model.head.parameters())]
+    for _ in range(12):
+        model(torch.randint(0, 8_000_000, (4096,), device="cuda")).pow(2).mean().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        time.sleep(PACE)
+
+
+def each_sample():
+    """The gradients of all samples of a batch exist at once, so that each can be clipped."""
+    model = Net(width=512, depth=4, classes=10).cuda()
+    weights = {name: weight.detach() for name, weight in model.named_parameters()}
+    gradients = vmap(grad(lambda weights, x: functional_call(model, weights, (x,)).pow(2).mean()), in_dims=(None, 0))
+    for rows in [32] * 8 + [512] * 4:
+        size = 32 if APPLIED else rows
+        for part in batch(rows, 512).split(size):
+            found = gradients(weights, part)
+            norms = sum(gradient.flatten(1).pow(2).sum(1) for gradient in found.values()).sqrt()
+            for gradient in found.values():
+                torch.einsum("b,b...->...", 1 / norms, gradient)
+            del found, norms, gradient
 
 
 def main():

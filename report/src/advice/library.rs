@@ -16,7 +16,7 @@ pub struct LibraryFrame {
     pub file: &'static str,
     pub functions: &'static [&'static str],
     /// Functions of which they must have called one at the failed request, directly or not; any if empty.
-    called: &'static [&'static str],
+    pub called: &'static [&'static str],
     /// Whether the functions keep what they make, so that it adds up over many passes.
     keeps: bool,
     pub(super) kind: Kind,
@@ -25,7 +25,7 @@ pub struct LibraryFrame {
 
 /// The functions, with the releases whose sources have them.
 pub const LIBRARY_FRAMES: [LibraryFrame; 6] = [
-    // transformers 4.40 to 5.24.
+    // transformers 4.48 to 5.24.
     LibraryFrame {
         file: "transformers/generation/utils.py",
         functions: &["GenerationMixin._sample", "GenerationMixin._beam_search"],
@@ -34,7 +34,7 @@ pub const LIBRARY_FRAMES: [LibraryFrame; 6] = [
         kind: Kind::LibrarySetting,
         change: "Pass output_scores=False and output_logits=False to generate(), which keeps them for each token; what is needed of them, compute in a LogitsProcessor",
     },
-    // transformers 4.40 to 5.24; EvalLoopContainer from 4.41 on.
+    // transformers 4.48 to 5.24.
     LibraryFrame {
         file: "transformers/trainer_pt_utils.py",
         functions: &["torch_pad_and_concatenate", "nested_concat", "EvalLoopContainer.add"],
@@ -52,7 +52,7 @@ pub const LIBRARY_FRAMES: [LibraryFrame; 6] = [
         kind: Kind::LibrarySetting,
         change: "Load the model with attn_implementation=\"sdpa\" (or \"flash_attention_2\"): \"eager\" makes the scores of all pairs of tokens",
     },
-    // torch 2.0 to 2.15. Without weights it calls scaled_dot_product_attention, and neither of the two.
+    // torch 2.4 to 2.15. Without weights it calls scaled_dot_product_attention, and neither of the two.
     LibraryFrame {
         file: "torch/nn/functional.py",
         functions: &["multi_head_attention_forward"],
@@ -61,7 +61,7 @@ pub const LIBRARY_FRAMES: [LibraryFrame; 6] = [
         kind: Kind::LibrarySetting,
         change: "Pass need_weights=False to nn.MultiheadAttention: with weights it makes the scores of all pairs of tokens",
     },
-    // torch 2.1 to 2.15. With chunk_size, vmap concatenates the gradients of all chunks.
+    // torch 2.4 to 2.15. With chunk_size, vmap concatenates the gradients of all chunks.
     LibraryFrame {
         file: "torch/_functorch/vmap.py",
         functions: &["vmap_impl"],
@@ -70,7 +70,7 @@ pub const LIBRARY_FRAMES: [LibraryFrame; 6] = [
         kind: Kind::BatchSize,
         change: "Make the gradients of each sample for micro-batches of 16 to 32 samples, and add up what is needed of each (such as clipped gradients): vmap(grad()) holds a gradient of the model for each sample",
     },
-    // diffusers 0.30 to 0.42. Tiles cost time.
+    // diffusers 0.30 to 0.42, where _encode is newer. Tiles cost time.
     LibraryFrame {
         file: "diffusers/models/autoencoders/autoencoder_kl.py",
         functions: &["AutoencoderKL._decode", "AutoencoderKL._encode"],
@@ -89,7 +89,9 @@ impl LibraryFrame {
             true => file.contains(start) && file.ends_with(end),
             false => start.is_empty() && end.rsplit('/').next() == Some(file),
         };
-        is_file && self.functions.contains(&function)
+        // Before CPython 3.11 a function's name lacks that of its class, so the path of the file must be known.
+        let is_short = |name: &&str| file.contains('/') && name.rsplit('.').next() == Some(function);
+        is_file && (self.functions.contains(&function) || self.functions.iter().any(is_short))
     }
 }
 
@@ -178,6 +180,8 @@ mod tests {
         const EAGER: &str = "eager_attention_forward\t/v/transformers/models/llama/modeling_llama.py\t197\n";
         const WEIGHTS: &str = "multi_head_attention_forward\t/v/torch/nn/functional.py\t7112\n";
         assert_eq!(maker(&format!("softmax\t/v/torch/nn/functional.py\t2\n{EAGER}")), Some("eager_attention_forward"));
+        assert_eq!(maker("_decode\t/v/diffusers/models/autoencoders/autoencoder_kl.py\t7\n"), Some("AutoencoderKL._decode"));
+        assert_eq!(keeper("utils.py:3248 _sample"), None, "of any library");
         assert_eq!(maker("eager_attention_forward\t/v/my_models/llama.py\t197\n"), None);
         assert_eq!(maker(&format!("softmax\t/v/torch/nn/functional.py\t2\n{WEIGHTS}")), Some("multi_head_attention_forward"));
         let samples = "grad_impl\t/v/torch/_functorch/eager_transforms.py\t9\nf\t/v/a.py\t1\nvmap_impl\t/v/torch/_functorch/vmap.py\t3\n";

@@ -7,9 +7,12 @@ use super::roles::differences;
 use gpumem_tests::live::attribution::{Attribution, Block, attribution};
 use gpumem_tests::live::torch::{self, Moment};
 use gpumem_tests::live::{Daemon, Job, replay};
+use gpumem_report::advice::LIBRARY_FRAMES;
 use gpumem_wire::Role;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
 
 /// Version of PyTorch that all of these libraries support.
 const VERSION: &str = "2.15.0";
@@ -207,4 +210,37 @@ fn failed_requests_and_plain_tensors_have_their_place() {
         .collect();
     assert!(wrong.is_empty(), "{wrong:#?}");
     assert!(plain.len() > 50, "{plain:?}");
+}
+
+/// Returns the texts of the Python files that are in a folder or below it.
+fn texts(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+    let paths = entries.map(|entry| entry.expect("an entry").path());
+    let text = |path: PathBuf| match path.extension() {
+        _ if path.is_dir() => texts(&path),
+        Some(kind) if kind == "py" => fs::read_to_string(&path).into_iter().collect(),
+        _ => Vec::new(),
+    };
+    paths.flat_map(text).collect()
+}
+
+/// Advice names settings of libraries by functions in stacks. A release without such a function needs another row in the table.
+#[test]
+fn functions_that_advice_recognises_exist() {
+    let (Some(wheel), Some(libraries)) = (torch::wheel(VERSION), torch::libraries(VERSION)) else { return };
+    let versions = fs::read_dir(wheel.dir.join("venv/lib")).expect("a virtual environment");
+    let packages = versions.map(|version| version.expect("an entry").path().join("site-packages"));
+    let roots: Vec<PathBuf> = packages.chain([libraries]).collect();
+    for frame in &LIBRARY_FRAMES {
+        let folder = frame.file.rsplit_once('/').expect("a folder").0;
+        let folder = roots.iter().map(|root| root.join(folder)).find(|folder| folder.is_dir());
+        let all = texts(&folder.unwrap_or_else(|| panic!("no folder of {}", frame.file)));
+        for function in frame.functions.iter().chain(frame.called) {
+            let (class, name) = function.rsplit_once('.').unwrap_or(("", function));
+            let has = |text: &String| {
+                text.contains(&format!("def {name}(")) && (class.is_empty() || text.contains(&format!("class {class}")))
+            };
+            assert!(all.iter().any(has), "{}: {function}", frame.file);
+        }
+    }
 }
