@@ -37,7 +37,9 @@ pub(super) fn items(
             vec![item.named(place_of(oom)).estimated([finding.bytes; 2], formula)]
         }
         (findings::Kind::OtherProcesses, Some(oom)) => vec![other_process(report, device, oom, finding)],
-        (findings::Kind::Fragmentation | findings::Kind::UnusedPool, _) if !is_replayed && !library::is_kept(oom) => {
+        (findings::Kind::Fragmentation | findings::Kind::UnusedPool, _)
+            if !is_replayed && !library::is_kept(oom) =>
+        {
             pool(run, device, oom, finding)
         }
         (findings::Kind::TooLarge, Some(oom)) if oom.is_suspected() => {

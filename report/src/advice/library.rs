@@ -132,7 +132,9 @@ pub(super) fn item(device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -> Opt
     let kept = parts.data.filter(|(line, _)| keeper_of(line).is_some());
     let (frame, place, bytes) = match (kept, maker.filter(|maker| !maker.keeps)) {
         // What was collected so far is copied together with the new part.
-        (Some((line, bytes)), _) => (keeper_of(line)?, line, bytes.saturating_add(if is_kept(oom) { asked } else { 0 })),
+        (Some((line, bytes)), _) => {
+            (keeper_of(line)?, line, bytes.saturating_add(if is_kept(oom) { asked } else { 0 }))
+        }
         (None, Some(maker)) => {
             let tag = oom?.tag.as_deref()?;
             let bytes = match maker.kind {
@@ -179,11 +181,20 @@ mod tests {
         };
         const EAGER: &str = "eager_attention_forward\t/v/transformers/models/llama/modeling_llama.py\t197\n";
         const WEIGHTS: &str = "multi_head_attention_forward\t/v/torch/nn/functional.py\t7112\n";
-        assert_eq!(maker(&format!("softmax\t/v/torch/nn/functional.py\t2\n{EAGER}")), Some("eager_attention_forward"));
-        assert_eq!(maker("_decode\t/v/diffusers/models/autoencoders/autoencoder_kl.py\t7\n"), Some("AutoencoderKL._decode"));
+        assert_eq!(
+            maker(&format!("softmax\t/v/torch/nn/functional.py\t2\n{EAGER}")),
+            Some("eager_attention_forward")
+        );
+        assert_eq!(
+            maker("_decode\t/v/diffusers/models/autoencoders/autoencoder_kl.py\t7\n"),
+            Some("AutoencoderKL._decode")
+        );
         assert_eq!(keeper("utils.py:3248 _sample"), None, "of any library");
         assert_eq!(maker("eager_attention_forward\t/v/my_models/llama.py\t197\n"), None);
-        assert_eq!(maker(&format!("softmax\t/v/torch/nn/functional.py\t2\n{WEIGHTS}")), Some("multi_head_attention_forward"));
+        assert_eq!(
+            maker(&format!("softmax\t/v/torch/nn/functional.py\t2\n{WEIGHTS}")),
+            Some("multi_head_attention_forward")
+        );
         let samples = "grad_impl\t/v/torch/_functorch/eager_transforms.py\t9\nf\t/v/a.py\t1\nvmap_impl\t/v/torch/_functorch/vmap.py\t3\n";
         assert_eq!(maker(samples), Some("vmap_impl"));
         assert_eq!(maker("vmap_impl\t/v/torch/_functorch/vmap.py\t3\n"), None, "no gradients");

@@ -4,10 +4,10 @@
 //!
 //! Only with torch 2.15.0: transformers and diffusers of libraries.txt need torch 2.6, torchvision 2.14.
 use super::roles::differences;
+use gpumem_report::advice::LIBRARY_FRAMES;
 use gpumem_tests::live::attribution::{Attribution, Block, attribution};
 use gpumem_tests::live::torch::{self, Moment};
 use gpumem_tests::live::{Daemon, Job, replay};
-use gpumem_report::advice::LIBRARY_FRAMES;
 use gpumem_wire::Role;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -238,7 +238,8 @@ fn functions_that_advice_recognises_exist() {
         for function in frame.functions.iter().chain(frame.called) {
             let (class, name) = function.rsplit_once('.').unwrap_or(("", function));
             let has = |text: &String| {
-                text.contains(&format!("def {name}(")) && (class.is_empty() || text.contains(&format!("class {class}")))
+                text.contains(&format!("def {name}("))
+                    && (class.is_empty() || text.contains(&format!("class {class}")))
             };
             assert!(all.iter().any(has), "{}: {function}", frame.file);
         }

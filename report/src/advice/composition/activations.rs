@@ -127,7 +127,9 @@ pub(super) fn items(device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -> Ve
         items.extend(checkpointing(device, parts));
     }
     let change = match parts.is_inference {
-        false => "If the batch is larger than 1, halve it, and accumulate gradients; else shorten or split the sequence",
+        false => {
+            "If the batch is larger than 1, halve it, and accumulate gradients; else shorten or split the sequence"
+        }
         true => "If the batch is larger than 1, halve it; else process the sample in pieces",
     };
     let item = Item::new(Kind::BatchSize, Memory::Activations, device, change);

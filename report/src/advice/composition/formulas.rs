@@ -2,10 +2,12 @@
 //! result for the backward pass, where one operation of PyTorch keeps its input only.
 
 use super::super::item::{Item, Kind, Memory, mib};
+use super::activations::repeated;
 use super::parts::Parts;
 use crate::names;
 use gpumem_model::cell::without_sum;
 use gpumem_model::run::Device;
+use gpumem_model::units::plural;
 use std::collections::BTreeMap;
 
 /// Minimum bytes of such a module, as a factor of those of the largest module with parameters beside it. One operation keeps at most
@@ -27,7 +29,8 @@ fn beside(parts: &Parts<'_>, tag: &str) -> i64 {
     let within = parent(tag);
     let has_parameters = |path: &str| parts.parameters_by_tag.keys().any(|name| parent(name) == path);
     // The output of a model is the input of a loss.
-    let is_root = |path: &str| within.is_empty() && parts.parameters_by_tag.keys().any(|name| is_inside(name, path));
+    let is_root =
+        |path: &str| within.is_empty() && parts.parameters_by_tag.keys().any(|name| is_inside(name, path));
     let others = parts.by_tag.iter().filter(|(other, _)| {
         let path = without_sum(other);
         path != tag && is_inside(path, within) && (has_parameters(path) || is_root(path))
@@ -43,11 +46,13 @@ pub(super) fn item(device: &Device, parts: &Parts<'_>) -> Option<Item> {
         parts.parameters_by_tag.keys().any(|name| name.split('/').next() == root || !tag.contains('/'))
     };
     let has_none = |tag: &str| !parts.parameters_by_tag.keys().any(|name| is_inside(name, tag));
+    // Paths with `*` in place of the first number -> bytes, number of modules, one of them.
     let mut groups: BTreeMap<String, (i64, i64, &str)> = BTreeMap::new();
     for (tag, bytes) in &parts.by_tag {
         let path = without_sum(tag);
         if !names::is_line(path) && is_known(path) && has_none(path) {
-            let (all, count, _) = groups.entry(names::group(path, usize::MAX, true)).or_insert((0, 0, path));
+            let alike = repeated(path).map(|(starred, own)| starred + &path[own.len()..]);
+            let (all, count, _) = groups.entry(alike.unwrap_or(path.to_owned())).or_insert((0, 0, path));
             (*all, *count) = (all.saturating_add(*bytes), *count + 1);
         }
     }
@@ -58,8 +63,9 @@ pub(super) fn item(device: &Device, parts: &Parts<'_>) -> Option<Item> {
         let change = "If {0} computes by a formula what PyTorch has as one operation, use that (such as F.gelu, F.scaled_dot_product_attention, or F.cross_entropy with class indices in place of one-hot); else checkpoint this module only";
         let item = Item::new(Kind::FusedOperation, Memory::Activations, device, change).named(name);
         let formula = format!(
-            "{} of activations in {count} of these modules, which have no parameters, less an input and an output of up to {} each",
+            "{} of activations in {} without parameters, less an input and an output of up to {} each",
             mib(bytes),
+            plural(count.unsigned_abs(), "module"),
             mib(input)
         );
         let needed = input.saturating_mul(2).saturating_mul(count);

@@ -102,7 +102,8 @@ pub(super) fn sparse_gradients(device: &Device, parts: &Parts<'_>) -> Option<Ite
     let [tables, _] = parts.sizes.tables();
     let iterations = &device.details.iterations;
     let rows = iterations.rows.iter().chain(&iterations.open);
-    let used = rows.map(|row| row.activations.peak_bytes.max(row.kept_activations.peak_bytes)).max().unwrap_or(0);
+    let used =
+        rows.map(|row| row.activations.peak_bytes.max(row.kept_activations.peak_bytes)).max().unwrap_or(0);
     let is_few = used.max(parts.activations) as f64 <= tables as f64 * ROWS_SHARE;
     let held = tables.min(parts.gradients);
     (is_few && parts.is_large(held)).then(|| {

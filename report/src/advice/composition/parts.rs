@@ -210,7 +210,9 @@ impl<'r> Parts<'r> {
         let is_evaluation = !has_phase(Phase::Backward) && !has_phase(Phase::Optimizer);
         let of_passes = by_tag(&|cell| {
             let is_of_pass = cell.phase.as_deref() == Phase::Forward.name();
-            cell.class == Class::Block && is_of_pass && (cell.role.is_none() || is_role(cell, Role::Activation))
+            cell.class == Class::Block
+                && is_of_pass
+                && (cell.role.is_none() || is_role(cell, Role::Activation))
         });
         let copies = graphs::autocast_copies(&of_passes, &parameters_by_tag, &sizes);
         Parts {

@@ -4,7 +4,8 @@ use super::*;
 
 #[test]
 fn module_without_parameters_that_holds_many_times_its_input_is_a_formula() {
-    let tags = ["a.0/up", "a.0/act", "a.1/up", "a.1/act", "a.2/up", "a.2/act"].map(|tag| format!("Net/{tag}"));
+    let tags =
+        ["a.0/up", "a.0/act", "a.1/up", "a.1/act", "a.2/up", "a.2/act"].map(|tag| format!("Net/{tag}"));
     let weights = [0, 2, 4].map(|at| format!("{}/weight", tags[at]));
     let advised = |up: i64, act: i64| {
         let sizes = [up, act].into_iter().cycle();
@@ -53,11 +54,8 @@ fn copies_of_weights_under_autocast_need_a_smaller_model() {
 
 #[test]
 fn smaller_parameters_have_smaller_gradients_and_state() {
-    let held = [
-        (Role::Parameter, "Net/a", 4),
-        (Role::Gradient, "Net/a", 4),
-        (Role::OptimizerState, "Net/a", 8),
-    ];
+    let held =
+        [(Role::Parameter, "Net/a", 4), (Role::Gradient, "Net/a", 4), (Role::OptimizerState, "Net/a", 8)];
     let saved = |state: &str| {
         let mut run = holding(&held);
         run.devices[0].details.iterations.rows.clear();
