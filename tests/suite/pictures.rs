@@ -6,6 +6,7 @@ use gpumem_report::plot::{Anchor, Bar, Drawing, Item, Kind, Options, Picture, Se
 use gpumem_report::rules::Groupings;
 use gpumem_report::{GroupBy, Report, tree};
 use gpumem_runs::builder::{RunBuilder, Sink};
+use gpumem_tests::live::packages::cargo_installed;
 use gpumem_tests::{golden, node, samples::sample};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -353,11 +354,10 @@ fn says(program: &str, arguments: &[&str]) -> Option<String> {
                 "rsvg-convert" => "librsvg2-bin",
                 other => other,
             };
-            let command = match program {
-                "inferno-flamegraph" => "cargo install inferno".to_owned(),
-                _ => format!("apt-get install {package}"),
-            };
-            gpumem_test_support::skip(&format!("{program} is not here ({error})"), &command);
+            gpumem_test_support::skip(
+                &format!("{program} is not here ({error})"),
+                &format!("apt-get install {package}"),
+            );
             None
         }
     }
@@ -372,7 +372,10 @@ mod browser {
         let run = small_train();
         let file = std::env::temp_dir().join(format!("gpumem-stacks-{}", std::process::id()));
         std::fs::write(&file, tree::collapsed(&report(&run, None))).expect("written");
-        let graph = says("inferno-flamegraph", &["--countname", "bytes", &file.to_string_lossy()]);
+        let program = cargo_installed("inferno", "0.12.8", "inferno-flamegraph");
+        let graph = program.and_then(|program| {
+            says(&program.to_string_lossy(), &["--countname", "bytes", &file.to_string_lossy()])
+        });
         std::fs::remove_file(&file).expect("removed");
         if let Some(graph) = graph {
             assert!(graph.contains(&format!("total_samples=\"{}\"", known_at_peak(&run))), "all of them");

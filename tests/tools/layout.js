@@ -21,11 +21,14 @@
       break;
     }
   }
-  // Columns so narrow that words become columns of letters.
+  // Columns so narrow that names become columns of words or letters.
   for (const cell of document.querySelectorAll("main td, main th")) {
     if (!isShown(cell) || cell.closest("[aria-hidden=true]")) continue;
     const size = parseFloat(getComputedStyle(cell).fontSize);
-    if (words(cell).length > 4 && cell.clientWidth < 3 * size && cell.clientHeight > 4 * size) faults.push(`a column of letters: ${words(cell)}`);
+    const text = document.createRange();
+    text.selectNodeContents(cell);
+    const { width, height } = text.getBoundingClientRect();
+    if (width < 7 * size && height > 6.5 * size) faults.push(`a narrow column: ${words(cell)}`);
   }
   // Labels of a picture on each other or beyond its edge.
   for (const svg of document.querySelectorAll("main svg")) {

@@ -15,6 +15,9 @@ let DATA = null;
 let PLACES = [];
 function take(data) {
   DATA = data;
+  // Processes without a number as their rank come last, and keep their order.
+  const rank = (process) => { const number = Number(process.rank ?? NaN); return Number.isNaN(number) ? Infinity : number; };
+  data.processes.sort((a, b) => (rank(a) === rank(b) ? 0 : rank(a) - rank(b)));
   PLACES = data.processes.flatMap((process) => process.devices.map((device) => ({ process, device })));
   state.by ??= data.by;
 }

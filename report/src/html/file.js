@@ -10,6 +10,7 @@ function start() {
     DATA.thinned ? " The run has more than fits into 5 MB: it lacks single blocks, then points of courses and small names." : ""));
   const [, place] = /^#device-(\d+)$/.exec(location.hash) ?? [];
   if (PLACES[place]) state.place = Number(place);
+  else state.place = Math.max(0, placeOf(problems()[0]));
   render({});
   window.addEventListener("hashchange", followHash);
   followSize();

@@ -62,18 +62,21 @@ function overview() {
     const steps = rows.map((row) => row.steps[key]).filter((steps) => steps !== null);
     return steps.length ? h("td", { class: "n" }, print(sum(steps))) : h("td", { class: "n" }, "-");
   };
+  // A narrow window has the number of the device, and no more than two columns of amounts.
+  const titleOf = ({ title }) => { const [, short, more] = /^(\S+ \S+)(.*)$/.exec(title) ?? [null, title, ""]; return [short, h("span", { class: "optional" }, more)]; };
+  const amounts = (key, cell) => { if (key !== "used") cell.classList.add("optional"); return cell; };
   const go = (place) => (event) => { event.preventDefault(); location.hash = "device-" + place; };
   return h("section", { id: "overview", class: "overview", "aria-labelledby": "overview-h" }, h("h2", { id: "overview-h" }, `${PLACES.length} rows: ${several ? "processes and devices" : "devices"}`),
     h("div", { class: "scroll" }, h("table", {}, h("caption", {}, `${unit().name}, ${isOpen() ? "now" : "at the end"}; courses at one scale, up to ${withUnit(most)}`),
-      h("thead", {}, h("tr", {}, several ? h("th", { scope: "col" }, "rank") : null, h("th", { scope: "col" }, several ? "process and device" : "device"), keys.map((key) => h("th", { class: "n", scope: "col" }, key === "gap" ? "Untrackable" : key)),
+      h("thead", {}, h("tr", {}, several ? h("th", { scope: "col" }, "rank") : null, h("th", { scope: "col" }, several ? "process and device" : "device"), keys.map((key) => amounts(key, h("th", { class: "n", scope: "col" }, key === "gap" ? "Untrackable" : key))),
         h("th", { class: "n", scope: "col" }, "peak of tracked"), h("th", { class: "optional", "aria-hidden": "true" }, "used over time"))),
       h("tbody", {}, rows.map(({ process, device, place, steps }) => h("tr", { class: place === state.place ? "here" : "" },
         several ? h("td", {}, process.rank ?? "-") : null,
-        h("th", { scope: "row" }, h("a", { href: "#device-" + place, onclick: go(place), "aria-current": place === state.place ? "true" : null }, h("bdi", {}, several ? `${process.pid} ${process.label}, ${device.title}` : device.title)),
+        h("th", { scope: "row" }, h("a", { href: "#device-" + place, onclick: go(place), "aria-current": place === state.place ? "true" : null }, h("bdi", {}, several ? `${process.pid} ${process.label}, ` : "", titleOf(device))),
           process.covered ? null : h("span", { class: "soft" }, " uncovered")),
-        keys.map((key) => number(steps[key], device.amounts[key])), number(device.peak_tracked === null ? null : round(device.peak_tracked), device.peak_tracked),
+        keys.map((key) => amounts(key, number(steps[key], device.amounts[key]))), number(device.peak_tracked === null ? null : round(device.peak_tracked), device.peak_tracked),
         h("td", { class: "optional", "aria-hidden": "true" }, spark(device))))),
-      PLACES.length > 1 ? h("tfoot", {}, h("tr", {}, several ? h("td") : null, h("th", { scope: "row" }, "sum of the known values"), keys.map(columnSum), h("td"), h("td", { class: "optional" }))) : null)));
+      PLACES.length > 1 ? h("tfoot", {}, h("tr", {}, several ? h("td") : null, h("th", { scope: "row" }, "sum of the known values"), keys.map((key) => amounts(key, columnSum(key))), h("td"), h("td", { class: "optional" }))) : null)));
 }
 
 // The conclusions, above everything else.
@@ -83,11 +86,16 @@ const MOST_ANSWERS = 5;
 // Returns what the top of the page says: of one device its summary, of several the processes with a problem.
 function conclusions() {
   if (PLACES.length === 1) return verdict(PLACES[0].process, PLACES[0].device);
-  const lines = DATA.processes.filter(hasProblem).map((process) => h("p", { class: "alert" }, h("bdi", {}, `${process.label}, pid ${process.pid}: ${process.verdict[0]}`)));
+  const lines = problems().map((process) => h("p", { class: "alert" },
+    h("a", { href: "#device-" + placeOf(process) }, h("bdi", {}, `${process.label}, pid ${process.pid}`)), ": ", h("bdi", {}, process.verdict[0])));
   const more = lines.length - MOST_ANSWERS;
   return [lines.slice(0, MOST_ANSWERS), more > 0 ? h("p", { class: "soft" }, `${thousands(more)} more processes have findings`) : null];
 }
 const hasProblem = (process) => process.verdict.length > 0 && !process.verdict[0].startsWith("no problem");
+const isOutOfMemory = (process) => process.verdict[0].startsWith("OUT OF MEMORY");
+// Returns the processes with a problem, first those that ran out of memory.
+const problems = () => DATA.processes.filter(hasProblem).sort((a, b) => isOutOfMemory(b) - isOutOfMemory(a));
+const placeOf = (process) => PLACES.findIndex((place) => place.process === process);
 
 // Returns the line that states where the numbers are from and whether they are complete.
 function origin(process) {
@@ -115,7 +123,7 @@ function verdict(process, device) {
   const said = used === null ? (device.peak_tracked === null ? "" : `Tracked ${withUnit(device.peak_tracked)}${size} at its peak.`)
     : `It used ${about}${withUnit(used)}${size}${row.bytes[1] === null ? " at the end." : ` at the peak${process.covered ? " of tracked memory" : ""}, ${time(process.clock, device.peak_t)}.`}`;
   // A verdict about the last OOM has the record's sentence.
-  const isTold = process.verdict[0]?.startsWith("OUT OF MEMORY");
+  const isTold = hasProblem(process) && isOutOfMemory(process);
   const record = h("a", { href: "#oom" }, "the record");
   return [
     process.verdict.map((line, at) => h("p", !hasProblem(process) ? {} : { class: "alert", role: "note" }, h("bdi", {}, line), at === 0 && isTold && last ? [" (", record, ")"] : null)),

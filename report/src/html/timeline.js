@@ -38,7 +38,7 @@ function timeTicks(clock, from, to, width) {
     }
     if (step >= 1) return time(clock, t + 1e3);
     const decimals = Math.max(0, Math.ceil(-Math.log10(step)));
-    return clock.kind === "seconds" ? "+" + seconds.toFixed(decimals) + " s" : wallParts(clock, t + 1e3)[1].slice(3, 8) + (seconds % 1).toFixed(decimals).slice(1) + " s";
+    return clock.kind === "seconds" ? "+" + seconds.toFixed(decimals) + " s" : wallParts(clock, t + 1e3)[1].slice(0, 8) + (seconds % 1).toFixed(decimals).slice(1) + "Z";
   };
   return Array.from({ length: 64 }, (_, at) => first + at * step)
     .map((seconds) => [(seconds - zero) * 1e9, label(seconds)]).filter(([t]) => t <= to);
@@ -77,11 +77,10 @@ function courseOf(process, device) {
       used: bucket[1]?.[2] ?? null, tracked: bucket[2]?.[2] ?? null, gap: bucket[3]?.[2] ?? null,
     }));
   const rows = [...stack.rows].map(([code, bytes]) => ({ code, bytes, name: categoryName(state.by, code) })).filter(({ code }) => code !== SMALLER);
-  const least = (row) => Math.min(...row.bytes);
-  const most = (row) => Math.max(...row.bytes);
+  const most = (row) => row.bytes.reduce((a, b) => Math.max(a, b), 0);
   // Steady bands are at the bottom: those that grow, or come and go, would move the bands above them.
-  const isSteady = (row) => 2 * least(row) >= most(row);
-  rows.sort((a, b) => isSteady(b) - isSteady(a) || least(b) - least(a) || most(b) - most(a));
+  const isSteady = (row) => 4 * row.bytes.filter((bytes) => 2 * bytes >= most(row)).length >= 3 * row.bytes.length;
+  rows.sort((a, b) => isSteady(b) - isSteady(a) || most(b) - most(a));
   const bands = rows.concat([
     { code: SMALLER, bytes: stack.smaller, name: "other names" }, { code: OTHERS, bytes: stack.others, name: state.by === TAG ? "(no tag)" : "Others" },
     { code: "opaque", bytes: stack.opaque, name: "opaque pools" }, { code: "idle", bytes: stack.idle, name: "pool idle" },

@@ -48,6 +48,30 @@ pub fn npm(name: &str, packages: &[&str], file: &str) -> Option<PathBuf> {
     is_there.then_some(dir)
 }
 
+/// Returns the path of a program that cargo has built from a crate of its registry, in the folder target/tools/CRATE. `None` with a
+/// message if cargo cannot fetch it.
+///
+/// # Panics
+/// If it is not available and GPUMEM_TOOLS_REQUIRED is set, because CI must not skip.
+pub fn cargo_installed(name: &str, version: &str, program: &str) -> Option<PathBuf> {
+    let dir = std::env::current_exe().ok()?.ancestors().nth(3)?.join("tools").join(name);
+    let path = dir.join("bin").join(program);
+    let build = || {
+        // Without optimisation, which takes longer than the program runs.
+        let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        cargo.args(["install", "--quiet", "--locked", "--debug", "--version", version, "--root"]);
+        quiet(cargo.arg(&dir).arg(name))
+    };
+    let is_there = path.exists() || build() && path.exists();
+    if !is_there {
+        skip(
+            &format!("cargo cannot fetch {name}"),
+            &format!("cargo install --root {} {name}", dir.display()),
+        );
+    }
+    is_there.then_some(path)
+}
+
 fn quiet(command: &mut Command) -> bool {
     let command = command.stdout(Stdio::null()).stderr(Stdio::null());
     command.status().is_ok_and(|status| status.success())

@@ -130,3 +130,27 @@ fn each_kind_of_memory_without_a_category_has_its_own_pattern() {
         assert!(others[0] == "none" && others[1] != "rgb(255, 255, 255)", "{others}");
     }
 }
+
+#[test]
+fn a_job_lists_its_ranks_in_order_and_shows_the_process_with_a_problem() {
+    let ranks: Vec<Run> = (0..12)
+        .rev()
+        .map(|rank| {
+            let mut run = training(Training { has_oom: rank == 7, ..Training::SMALL });
+            run.process.pid = 500 + rank;
+            run.process.claims.insert("rank".into(), rank.to_string());
+            run
+        })
+        .collect();
+    let reports: Vec<_> = ranks.iter().map(report).collect();
+    let html = html::group("12 processes", &reports, "gpumemctl report --job 8812");
+    let Some(mut page) = Opened::page("ranks", &html) else { return };
+    let shown = page.eval(
+        "[...document.querySelectorAll('.overview tbody tr')].map((row) => Number(row.cells[0].textContent))",
+    );
+    assert_eq!(shown, json!((0..12).collect::<Vec<_>>()));
+    let title = page.eval("document.getElementById('device-h').textContent").to_string();
+    assert!(title.contains("pid 507"), "{title}");
+    assert_eq!(page.eval("document.querySelector('#answer a').getAttribute('href')"), json!("#device-7"));
+    page.is_quiet();
+}

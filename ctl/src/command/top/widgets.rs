@@ -37,10 +37,11 @@ impl Look {
         if self.unicode { unicode } else { ascii }
     }
 
-    /// Removes from a frame what the terminal cannot show, and from bars the style of the selection.
+    /// Removes from a frame what the terminal cannot show, and from coloured bars the style of the selection. A bar without a colour
+    /// keeps it, since it would look like the rest of the selected row.
     pub(crate) fn apply(self, frame: &mut Buffer) {
         for cell in &mut frame.content {
-            if is_block(cell) {
+            if is_block(cell) && cell.fg != Color::Reset {
                 cell.modifier.remove(Modifier::REVERSED);
             }
             if !self.colors {
@@ -170,6 +171,16 @@ mod tests {
         frame.set_string(0, 0, "ü漢x", Style::from(RED).add_modifier(Modifier::BOLD));
         ASCII_PIPE.apply(&mut frame);
         assert_eq!(printed(&frame), "?? x\n");
+    }
+
+    #[test]
+    fn a_bar_in_the_selected_row_differs_from_the_row() {
+        let mut frame = Buffer::empty(Rect::new(0, 0, 2, 1));
+        frame.set_string(0, 0, "█", SELECTED);
+        frame.set_string(1, 0, "█", SELECTED.fg(BLUE));
+        Look { unicode: true, colors: true, is_live: true }.apply(&mut frame);
+        let is_reversed = [0, 1].map(|at| frame[(at, 0)].modifier.contains(Modifier::REVERSED));
+        assert_eq!(is_reversed, [true, false], "without a colour only the reversed block differs");
     }
 
     #[test]
