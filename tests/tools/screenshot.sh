@@ -10,9 +10,10 @@ bin=$(cd "$1" && pwd)
 fake=$(cd "$2" && pwd)
 tools=$(cd "$(dirname "$0")" && pwd)
 dir=$(mktemp -d /tmp/gpumem-shot.XXXXXX)
-started=() failed=0
+failed=0
+# Ends everything that runs on the simulated machine.
 finish() {
-  [ ${#started[@]} -eq 0 ] || kill "${started[@]}" 2> /dev/null || true
+  grep -lsz "^GPUMEM_SIM=$dir/machine\$" /proc/[0-9]*/environ | cut -d / -f 3 | xargs kill 2> /dev/null || true
   wait 2> /dev/null || true
   rm -rf "$dir"
 }
@@ -27,7 +28,6 @@ machine() { # KEY=VALUE...
   printf 'runtime_dir = "%s/run"\n[nvml]\nlist_every_s = 0.5\nlist_budget = 1.0\n[runs]\nstore = "%s/runs.sqlite"\n[metrics]\nlisten = "127.0.0.1:%s"\n' \
     "$dir" "$dir" "$port" > "$dir/gpumemd.toml"
   "$bin/gpumemd" --config "$dir/gpumemd.toml" 2> "$dir/log" &
-  started+=($!)
   for _ in $(seq 100); do [ ! -S "$GPUMEM_CONTROL" ] || break; sleep 0.05; done
 }
 
@@ -92,18 +92,16 @@ all_sizes "http://127.0.0.1:$port/process/$(processes '"%d.%d" % (found["ended"]
 report blocks "$dir/blocks.gpumem"
 all_sizes "file://$dir/blocks.html" report-blocks
 
-# Starts the processes of a job; the one of rank 3 leaks.
-ranks() { # JOB COUNT STEP_MS
+# Starts the processes of a job; the one of rank 3 leaks, the others have these arguments.
+ranks() { # JOB COUNT ARGUMENTS
   # shellcheck disable=SC2016 # the inner shell expands it
   "$bin/gpumemctl" run --quiet --name "$1" -- bash -c '
     for ((rank = 0; rank < $2; rank++)); do
-      arguments="--step-ms $3 --seed $rank --no-cache"
-      [ "$rank" != 3 ] || arguments="--step-ms 100 --leak 1"
-      RANK=$rank "$1" --quiet --devices $((rank % 8)) --steps 1000000 $arguments &
+      arguments="$3 --seed $rank --no-cache"
+      [ "$rank" != 3 ] || arguments="--steps 1000000 --step-ms 100 --leak 1"
+      RANK=$rank "$1" --quiet --devices $((rank % 8)) $arguments &
     done
-    trap "kill \$(jobs -p)" TERM
     wait' ranks "$fake/bin/trainer" "$2" "$3" > /dev/null 2>&1 &
-  started+=($!)
 }
 # Pictures of the node, and of the job that is all of its processes.
 job() { # NAME PROCESSES
@@ -112,7 +110,7 @@ job() { # NAME PROCESSES
   report "$1" --job "$1"
   all_sizes "file://$dir/$1.html" "report-$1"
 }
-ranks node 8 100
+ranks node 8 "--steps 1000000 --step-ms 100"
 until_true is 'sum(bool(row["used_bytes"]) for row in found["processes"]) == 8 and found["findings"] != []'
 job node 8
 for kind in "healthy 5" "leak 3"; do
@@ -121,9 +119,9 @@ for kind in "healthy 5" "leak 3"; do
   all_sizes "http://127.0.0.1:$port/process/$(processes "\"%d.%d\" % ($row[\"pid\"], $row[\"start_ticks\"])")" "live-$name"
   in_terminals "top-$name" "MiB, by" top --interval 0.2 "$(processes "$row[\"pid\"]")"
 done
-kill "${started[-1]}"
+processes '" ".join(str(row["pid"]) for row in found["processes"])' | xargs kill
 until_true is 'found["processes"] == []'
-ranks processes 64 1000
+ranks processes 64 "--steps 5 --hold 1000"
 until_true is 'sum(bool(row["used_bytes"]) for row in found["processes"]) == 64 and [finding["severity"] for finding in found["findings"]] == ["warning"]'
 job processes 64
 cat "$dir/faults" >&2

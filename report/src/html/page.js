@@ -63,7 +63,7 @@ function overview() {
     return steps.length ? h("td", { class: "n" }, print(sum(steps))) : h("td", { class: "n" }, "-");
   };
   // A narrow window has the number of the device, and no more than two columns of amounts.
-  const titleOf = ({ title }) => { const [, short, more] = /^(\S+ \S+)(.*)$/.exec(title) ?? [null, title, ""]; return [short, h("span", { class: "optional" }, more)]; };
+  const titleOf = ({ title }) => { const [, short, more] = /^(\S+ \S+)(.*)$/.exec(title) ?? [null, title, ""]; return [short, h("span", { class: "more" }, more)]; };
   const amounts = (key, cell) => { if (key !== "used") cell.classList.add("optional"); return cell; };
   const go = (place) => (event) => { event.preventDefault(); location.hash = "device-" + place; };
   return h("section", { id: "overview", class: "overview", "aria-labelledby": "overview-h" }, h("h2", { id: "overview-h" }, `${PLACES.length} rows: ${several ? "processes and devices" : "devices"}`),

@@ -1,11 +1,9 @@
 //! The report page and the live page under axe-core, which finds elements that assistive technology cannot use.
-use super::html_report::{Opened, report};
+use super::html_report::Opened;
+use super::layout::report_pages;
 use super::live_page::{HOLDS, Place, wait};
-use gpumem_report::html;
 use gpumem_tests::browser::Browser;
-use gpumem_tests::hostile;
 use gpumem_tests::live::packages::npm;
-use gpumem_tests::pages::{Training, training, with_blocks};
 use serde_json::json;
 
 /// Returns the script of axe-core; `None` with a message if npm cannot fetch it.
@@ -29,14 +27,8 @@ fn is_accessible(browser: &mut Browser, axe: &str, name: &str) {
 #[test]
 fn report_pages_have_no_violation() {
     let Some(axe) = axe() else { return };
-    let runs = [
-        ("oom", training(Training { has_oom: true, ..Training::SMALL })),
-        ("blocks", with_blocks(training(Training::SMALL))),
-        ("eight", training(Training::EIGHT)),
-        ("hostile", hostile::run()),
-    ];
-    for (name, run) in runs {
-        let Some(mut page) = Opened::page(&format!("axe-{name}"), &html::html(&report(&run))) else { return };
+    for (name, html) in report_pages() {
+        let Some(mut page) = Opened::page(&format!("axe-{name}"), &html) else { return };
         is_accessible(&mut page.browser, &axe, name);
     }
 }
@@ -44,10 +36,11 @@ fn report_pages_have_no_violation() {
 #[test]
 fn live_pages_have_no_violation() {
     let Some(axe) = axe() else { return };
-    let place = Place::new(&["devices=2", "memory=16G"]);
+    let place = Place::new(&["devices=2", "memory=32G"]);
     let Some(mut browser) = place.browser() else { return };
     let trainer = place.trainer(&[HOLDS, &["--devices", "0,1"]], "holding");
     let key = place.key(trainer.pid(), 2);
+    let _others = place.hold(62, 2);
     for (path, has) in [("/".to_owned(), "tr[data-pid]"), (format!("/process/{key}"), "#statement")] {
         browser.visit(&place.url(&path));
         wait(&mut browser, "numbers", &format!("document.querySelector('{has}') !== null"));

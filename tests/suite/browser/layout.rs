@@ -39,31 +39,32 @@ fn leaking() -> Run {
     run
 }
 
+/// Returns report pages by name: a healthy run, a leak, memory that ran out, a process on 8 GPUs, a job of 64 processes, and names
+/// that look like markup.
+pub(super) fn report_pages() -> Vec<(&'static str, String)> {
+    let rank = |rank: u32| {
+        let mut run = training(Training { layers: 2, ..Training::SMALL });
+        run.process.pid += rank;
+        run.process.claims.insert("rank".into(), rank.to_string());
+        run
+    };
+    let job: Vec<Run> = (0..64).map(rank).collect();
+    let of_job: Vec<_> = job.iter().map(report).collect();
+    let one = |run: &Run| html::html(&report(run));
+    vec![
+        ("healthy", one(&with_blocks(training(Training::SMALL)))),
+        ("leak", one(&leaking())),
+        ("oom", one(&training(Training { has_oom: true, ..Training::SMALL }))),
+        ("eight", one(&training(Training::EIGHT))),
+        ("processes", html::group("64 processes of job 8812", &of_job, "gpumemctl report --job 8812")),
+        ("hostile", one(&hostile::run())),
+    ]
+}
+
 #[test]
 fn report_pages_have_no_fault_in_their_layout() {
-    let job: Vec<Run> = (0..64)
-        .map(|rank| {
-            let mut run = training(Training { layers: 2, ..Training::SMALL });
-            run.process.pid += rank;
-            run.process.claims.insert("rank".into(), rank.to_string());
-            run
-        })
-        .collect();
-    let scenes = [
-        ("healthy", vec![with_blocks(training(Training::SMALL))]),
-        ("leak", vec![leaking()]),
-        ("oom", vec![training(Training { has_oom: true, ..Training::SMALL })]),
-        ("eight", vec![training(Training::EIGHT)]),
-        ("processes", job),
-        ("hostile", vec![hostile::run()]),
-    ];
-    for (name, runs) in scenes {
-        let reports: Vec<_> = runs.iter().map(report).collect();
-        let text = match reports.as_slice() {
-            [one] => html::html(one),
-            many => html::group("64 processes of job 8812", many, "gpumemctl report --job 8812"),
-        };
-        let Some(mut page) = Opened::page(&format!("layout-{name}"), &text) else { return };
+    for (name, html) in report_pages() {
+        let Some(mut page) = Opened::page(&format!("layout-{name}"), &html) else { return };
         has_no_fault(&mut page.browser, name);
         page.is_quiet();
     }
