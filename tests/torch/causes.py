@@ -299,8 +299,6 @@ def pinned_kept():
             model(batch(64, 512))
 
 
-
-
 def embeddings_kept():
     """The embeddings of a data set are collected on the device."""
     model = Net().cuda().eval()
@@ -337,6 +335,11 @@ def communicators_kept():
         group = torch.distributed.new_group([0], use_local_synchronization=True)
         torch.distributed.all_reduce(torch.zeros(4, device="cuda"), group=group)
         trained(model, 1, rows=256, width=512)
+
+
+def modules_loaded_at_once():
+    """A server in a container whose image sets CUDA_MODULE_LOADING=EAGER; the harness sets it."""
+    healthy_inference()
 
 
 def workspaces_kept():
@@ -568,6 +571,11 @@ def healthy_inference():
     with torch.inference_mode():
         for rows in range(100, 900, 4):
             model(batch(rows))
+
+
+def healthy_modules():
+    """Large libraries of kernels, of which the driver loads what is used."""
+    healthy_inference()
 
 
 def healthy_accumulation():

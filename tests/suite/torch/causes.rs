@@ -24,11 +24,23 @@ pub(super) struct Program<'p> {
     pub held: &'p str,
     /// Value of PYTHONPATH, for third-party libraries.
     pub libraries: &'p str,
+    /// Other keys of the machine.
+    pub keys: &'p [&'p str],
+    /// Other variables of the environment.
+    pub variables: &'p [(&'p str, &'p str)],
 }
 
 /// Returns the program `name` of causes.py.
 fn of_causes(name: &str) -> Program<'_> {
-    Program { name, command: ("causes.py", name), memory: "16G", held: "", libraries: "" }
+    // Modules of a size as in builds for several architectures, of which the driver loads a half at first.
+    let (keys, variables): (&[&str], &[(&str, &str)]) = match name {
+        "modules_loaded_at_once" => {
+            (&["cuda.lazy=1", "cuda.module_bytes=300M"], &[("CUDA_MODULE_LOADING", "EAGER")])
+        }
+        "healthy_modules" => (&["cuda.lazy=1", "cuda.module_bytes=300M"], &[]),
+        _ => (&[], &[]),
+    };
+    Program { name, command: ("causes.py", name), memory: "16G", held: "", libraries: "", keys, variables }
 }
 
 /// A program, the kind of its first finding, a part of the sentence, and the kind of the first advice (or several).
@@ -66,7 +78,7 @@ const PLANTED: [(&str, &str, &str, &str); 30] = [
 ];
 
 /// The same for programs that end well.
-const KEPT: [(&str, &str, &str, &str); 8] = [
+const KEPT: [(&str, &str, &str, &str); 9] = [
     ("optimizers_for_each_step_kept", "growth", "MiB per step", "retained_tensors"),
     ("schedulers_keep_optimizers", "growth", "optimizer state", "retained_tensors"),
     ("weights_kept", "growth", "weights_kept", "retained_tensors"),
@@ -74,6 +86,7 @@ const KEPT: [(&str, &str, &str, &str); 8] = [
     ("features_kept", "growth", "Net/head", "retained_tensors"),
     ("sessions_kept", "growth", "sessions_kept", "retained_tensors"),
     ("a_stream_for_each_request", "unused_pool", "MiB per forward pass", "streams"),
+    ("modules_loaded_at_once", "untrackable", "CUDA_MODULE_LOADING=EAGER", "eager_modules"),
     ("pinned_kept", "growth", "pinned host memory of causes.py:", "pinned_memory"),
 ];
 
@@ -85,7 +98,7 @@ const FREE: [(&str, &str, &str); 4] = [
     ("checkpoint_stays", "loaded_checkpoint", "map_location"),
 ];
 
-const HEALTHY: [&str; 11] = [
+const HEALTHY: [&str; 12] = [
     "healthy_training",
     "healthy_distributed",
     "healthy_evaluation",
@@ -97,12 +110,14 @@ const HEALTHY: [&str; 11] = [
     "healthy_server",
     "healthy_generation",
     "healthy_growing_answers",
+    "healthy_modules",
 ];
 
 /// Runs a program to its end, and returns its report, with its text and the advice on it.
 fn report_of(wheel: &torch::Wheel, of: Program<'_>) -> Value {
     let (program, (file, argument)) = (of.name, of.command);
-    let machine = torch::machine(&["devices=1", &format!("memory={}", of.memory)]);
+    let memory = format!("memory={}", of.memory);
+    let machine = torch::machine(&[&["devices=1", memory.as_str()], of.keys].concat());
     if !of.held.is_empty() {
         machine.tool("hold", &["1", "0", of.held]);
     }
@@ -119,6 +134,7 @@ fn report_of(wheel: &torch::Wheel, of: Program<'_>) -> Value {
     if !of.libraries.is_empty() {
         command.env("PYTHONPATH", of.libraries);
     }
+    command.envs(of.variables.iter().copied());
     // Processes that the program starts belong to its job, as under `gpumemctl run`.
     let mut job = Job::start(command.env("GPUMEM_JOB", program).env_remove("GPUMEM_SITES"));
     until(300, program, || (!job.is_running()).then_some(()));

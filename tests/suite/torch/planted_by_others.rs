@@ -69,7 +69,7 @@ fn reports(programs: &[(&str, &str)]) -> Option<BTreeMap<String, Value>> {
     let files: Vec<String> = programs.iter().map(|(name, _)| file(name)).collect();
     let program = |(&(name, memory), file)| {
         let held = if name == "tenant" { "48G" } else { "" };
-        Program { name, command: (file, ""), memory, held, libraries }
+        Program { name, command: (file, ""), memory, held, libraries, keys: &[], variables: &[] }
     };
     let programs: Vec<Program<'_>> =
         programs.iter().zip(files.iter().map(String::as_str)).map(program).collect();
