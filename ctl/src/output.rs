@@ -91,7 +91,7 @@ fn fill_file(path: &Path, write: WriteDocument<'_>, force: bool) -> Result<()> {
         _ => {}
     }
     let temporary = TemporaryFile::for_target(&target)?;
-    let file = File::create_new(&temporary.0)?;
+    let file = File::create_new(&temporary.0).map_err(|error| cannot_create(&target, error))?;
     if let Some(existing) = existing {
         file.set_permissions(existing.permissions())?;
     }
@@ -106,6 +106,21 @@ fn fill_file(path: &Path, write: WriteDocument<'_>, force: bool) -> Result<()> {
         // without this flag.
         Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOSYS) => Ok(fs::rename(&temporary.0, &target)?),
         Err(error) => Err(io::Error::from(error).into()),
+    }
+}
+
+/// Returns why no file can be created beside `target`, and what would be right.
+fn cannot_create(target: &Path, error: io::Error) -> anyhow::Error {
+    let parent = target.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let folder = parent.display();
+    match error.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
+            anyhow::anyhow!("{folder} is not a folder: make it, or name a file in another one")
+        }
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+            anyhow::anyhow!("you may not write in {folder}: name a file in another folder")
+        }
+        _ => error.into(),
     }
 }
 
@@ -191,7 +206,8 @@ mod tests {
         assert!(fs::symlink_metadata(&link).expect("there").is_symlink());
 
         assert!(write_file(&dir, b"", true).unwrap_err().to_string().contains("folder"));
-        assert!(write_file(&dir.join("no/such"), b"", true).is_err());
+        let absent = write_file(&dir.join("no/such"), b"", true).unwrap_err().to_string();
+        assert!(absent.contains("/no is not a folder: make it, or name"), "{absent}");
         write_file(Path::new("/dev/null"), b"gone", false).expect("a device takes it");
         assert_eq!(fs::read_dir(&dir).expect("a folder").count(), 2, "nothing is left beside them");
         fs::remove_dir_all(&dir).expect("removed");

@@ -16,7 +16,7 @@ const MAX_SKIP_BYTES: u64 = 256 << 20;
 /// Why a file cannot be read as a run.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("{path}: {source}")]
+    #[error("{path}: {}", why_not_open(path, source))]
     Open { path: PathBuf, source: io::Error },
     /// The path is a directory or another special file.
     #[error("{path}: is a {what}, not a file; give the recording or log itself")]
@@ -132,6 +132,25 @@ impl Input {
     /// Returns a reader of the whole content, from the first byte.
     pub fn into_reader(self) -> impl BufRead + Send {
         io::Cursor::new(self.head).chain(self.rest)
+    }
+}
+
+/// Returns why a file cannot be opened, and what would be right.
+fn why_not_open(path: &Path, source: &io::Error) -> String {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let folder = parent.display();
+    let right = "give a recording, log, snapshot or exported run; gpumemctl runs lists the stored runs";
+    match source.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory if parent.is_dir() => {
+            format!("no such file in the folder {folder}; {right}")
+        }
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
+            format!("no such file, because {folder} is not a folder; {right}")
+        }
+        io::ErrorKind::PermissionDenied => {
+            "permission denied: read it as its owner, or have the owner permit it (chmod a+r, and a+x for the folders)".to_owned()
+        }
+        _ => source.to_string(),
     }
 }
 

@@ -179,8 +179,9 @@ fn assert_columns_add_up(text: &str) {
 #[test]
 fn bad_files_are_named_with_what_would_be_right() {
     let folder = Folder::new("bad");
-    let cases: [(String, i32, &str); 10] = [
-        (folder.path("absent.log"), 3, "No such file"),
+    let cases: [(String, i32, &str); 11] = [
+        (folder.path("no/such.log"), 3, "/no is not a folder; give a recording, log"),
+        (folder.path("absent.log"), 3, "no such file in the folder "),
         (folder.0.to_string_lossy().into_owned(), 4, "is a directory"),
         (folder.file("empty", ""), 4, "is empty"),
         (folder.file("noise", [0x80, 0, 1, 2, 0xff]), 4, "binary data"),
@@ -199,6 +200,9 @@ fn bad_files_are_named_with_what_would_be_right() {
         let (exit, message) = failure(&folder.run(&["report", file]));
         assert_eq!((exit, message.contains(words), message.contains(file)), (*code, true, true), "{message}");
     }
+    let (exit, message) =
+        failure(&folder.run(&["report", &shipped(), "--html", "-o", &folder.path("no/page.html")]));
+    assert_eq!((exit, message.contains("/no is not a folder: make it, or name")), (1, true), "{message}");
     let (exit, message) = failure(&folder.run(&["import", "tbd-log", &folder.file("plain", "hello\n")]));
     assert_eq!(exit, 4);
     assert!(message.contains("[mem] Allocate 1024 bytes GPU memory"), "{message}");
@@ -223,8 +227,12 @@ fn wrong_words_are_answered() {
         (&["whatif", "x", "--gpu", "x"][..], 2, "a GPU is its number in the program"),
         (&["report", "r99999999999999999999"][..], 3, "runs are named r1"),
         (&["report"][..], 3, "run store"),
+        (&["whatif", "abc"][..], 3, "abc: no such file, and neither a pid nor a run: gpumemctl ps"),
+        (&["whatif", "./abc"][..], 3, "./abc: no such file in the folder .; give a recording"),
+        (&["import", "/nonexistent"][..], 3, "/nonexistent: no such file in the folder /; give"),
+        (&["report", "r1", "--html", "out.html"][..], 1, "a file to write follows -o"),
         (&["import", "--format", "csv", "x"][..], 2, "possible values: recording, "),
-        (&["import", "csv", "x"][..], 3, "csv: No such file"),
+        (&["import", "csv", "x"][..], 3, "csv: no such file in the folder .; give a recording, log"),
         (&["report", "--json", "--csv"][..], 2, "cannot be used with"),
         (&["frobnicate"][..], 2, "unrecognized subcommand"),
     ] {
@@ -434,7 +442,7 @@ fn one_bad_file_or_a_closed_pipe_stops_no_import() {
 fn errors_are_said_once_and_name_no_escape() {
     let folder = Folder::new("said-once");
     let (_, message) = failure(&folder.run(&["report", &folder.path("absent\x1b[31m.log")]));
-    assert_eq!(message.matches("No such file").count(), 1, "{message}");
+    assert_eq!(message.matches("no such file").count(), 1, "{message}");
     assert!(!message.contains('\x1b'), "{message}");
     let full = fs::OpenOptions::new().write(true).open("/dev/full").expect("/dev/full");
     let status = command(&["report", "absent"]).stderr(full).status().expect("gpumemctl");

@@ -75,18 +75,27 @@ pub(crate) fn no_process(file: &Path) -> anyhow::Error {
         .error(format!("{file}: it has no process; a recording of an agent or a daemon has at least one"))
 }
 
+/// Returns whether a name is not that of a file, and not the path of one.
+pub(crate) fn is_unknown(name: &str) -> bool {
+    !name.contains('/') && !Path::new(name).exists()
+}
+
+/// Returns the error for a name that selects nothing; `more` is appended to the ways to find names.
+pub(crate) fn unknown(name: &str, more: &str) -> anyhow::Error {
+    Kind::NotFound.error(format!(
+        "{name}: no such file, and neither a pid nor a run: gpumemctl ps lists pids; runs are named r1, r2, ... (gpumemctl runs{more})"
+    ))
+}
+
 /// Finds the run that is named by its id or by a file; without a name the latest run of the store.
 pub(crate) fn stored(args: &Args) -> Result<Found> {
     let name = args.run.as_deref();
     // A file may have the name of a run id, but no run id contains a slash.
     let id: Option<RunId> = name.and_then(|name| name.parse().ok());
     match (name, id) {
-        (Some(name), None) if !name.contains('/') && !Path::new(name).exists() => {
-            let text = format!(
-                "{name}: no such file, and neither a pid nor a run: gpumemctl ps lists pids; runs are named r1, r2, ... (gpumemctl runs; for a job: --job {})",
-                quoted(name)
-            );
-            return Err(Kind::NotFound.error(text));
+        (Some(name), None) if is_unknown(name) => {
+            let job = format!("; for a job: --job {}", quoted(name));
+            return Err(unknown(name, &job));
         }
         (Some(name), None) => return from_file(name, args),
         (Some(name), Some(_)) if args.format.is_some() => return from_file(name, args),

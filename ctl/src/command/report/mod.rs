@@ -6,7 +6,9 @@ mod find;
 mod oom;
 mod past;
 
-pub(crate) use find::{Found, What, no_process, stored_children, stored_jobs, stored_runs_of_job};
+pub(crate) use find::{
+    Found, What, is_unknown, no_process, stored_children, stored_jobs, stored_runs_of_job, unknown,
+};
 pub(crate) use oom::oom;
 pub(crate) use past::join_parts;
 
@@ -248,7 +250,7 @@ fn alone(args: &Args) -> Vec<Args> {
 fn each(args: &Args) -> Result<String> {
     if args.csv || args.html || args.traced.is_asked() {
         bail!(
-            "--csv, --html and traces show one run, and several are named: name one, or use the text, --json or a picture"
+            "--csv, --html and traces show one run, and several are named: name one (a file to write follows -o), or use the text, --json or a picture"
         );
     }
     let output: Vec<String> = alone(args).iter().map(one).collect::<Result<_>>()?;

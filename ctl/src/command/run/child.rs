@@ -100,7 +100,9 @@ fn spawn(command: &[OsString], variables: &[(&'static str, OsString)]) -> Result
             io::ErrorKind::WouldBlock | io::ErrorKind::OutOfMemory => {
                 Kind::RunFailed.error(format!("{name}: cannot start a process: {error}"))
             }
-            _ => Kind::RunCannotExecute.error(format!("{name}: cannot execute: {error}")),
+            _ => Kind::RunCannotExecute.error(format!(
+                "{name}: cannot execute: {error}; give a program, or make the file executable (chmod +x)"
+            )),
         }
     })
 }

@@ -2,6 +2,7 @@
 
 use super::trials::Recorded;
 use crate::args::StorePath;
+use crate::command::report;
 use crate::exit::Kind;
 use anyhow::Result;
 use gpumem_import::torch_snapshot::Requests;
@@ -85,6 +86,9 @@ fn requests(
         }
         let text = format!("no run of process {pid} is in {}", store.readable()?.display());
         return Err(Kind::NotFound.error(text));
+    }
+    if !name.is_empty() && report::is_unknown(name) {
+        return Err(report::unknown(name, "; snapshots of PyTorch and recordings are files"));
     }
     let input = Input::open(target)?;
     Ok(if recorded::looks_like(input.head()) {
