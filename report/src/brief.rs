@@ -2,7 +2,7 @@
 
 use super::{Report, apportioned, folded_parts, ooms, ranked_parts, sum_of};
 use crate::findings::{Findings, text};
-use crate::labels::{device_title, label};
+use crate::labels::{COMMAND, command_line_of, device_title};
 use crate::lines::{count_processes, flags, in_brackets};
 use crate::rules::Groupings;
 use gpumem_model::escape::escape;
@@ -92,7 +92,8 @@ fn one_device(report: &Report<'_>, device: &Device) -> Vec<String> {
     let peak = &device.peak;
     let unit = Unit::for_largest(peak.used_bytes().unwrap_or(0).max(weight(device)));
     let (pid, title) = (run.process.pid, device_title(device));
-    let head = format!("{}  pid {pid}  {title}{}{}", label(run), end(run), inexact(run));
+    let command = command_line_of(run, COMMAND);
+    let head = format!("{command}  pid {pid}  {title}{}{}", end(run), inexact(run));
     let Some(tracked) = peak.tracked_bytes else {
         let used = device.peak_used.map(|(bytes, _)| signed(bytes)).or(device.last.used_bytes());
         let used = used.map_or("not known".to_owned(), |bytes| unit.amount_with_name(bytes));

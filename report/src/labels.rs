@@ -22,10 +22,13 @@ pub fn label(run: &Run) -> String {
     }
 }
 
-/// Returns the label of a run with its pid, if known.
+/// Maximum width of a command in headings, in columns of the terminal.
+pub(crate) const COMMAND: usize = 72;
+
+/// Returns the command of a run with its arguments, and its pid, if known.
 pub(crate) fn label_with_pid(run: &Run) -> String {
-    let pid = pid(run);
-    if pid.is_empty() { label(run) } else { format!("{} {pid}", label(run)) }
+    let (command, pid) = (command_line_of(run, COMMAND), pid(run));
+    if pid.is_empty() { command } else { format!("{command} {pid}") }
 }
 
 /// Returns the pid of a run after a blank, such as ` pid 4711`; empty if it is unknown.

@@ -65,7 +65,10 @@ pub fn titles() -> impl Iterator<Item = &'static str> {
 
 /// Returns the form of a word for comparisons: lower case, without suffixes for units, parts separated by one space.
 fn plain(whole: &str) -> String {
-    let mut word = whole.trim().trim_end_matches([':', '*']).trim_start_matches('~').to_lowercase();
+    let mut word = without_number(whole.trim().trim_start_matches("<- "))
+        .trim_end_matches([':', '*'])
+        .trim_start_matches('~')
+        .to_lowercase();
     for suffix in ["_bytes", "_ns", "_s", "_ms"] {
         if let Some(stem) = word.strip_suffix(suffix).filter(|stem| !stem.is_empty()) {
             word = stem.to_owned();
@@ -75,6 +78,14 @@ fn plain(whole: &str) -> String {
     let joined = word.split(['_', '-', ' ']).filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" ");
     // Signs such as `~` and `-` can be explained too, so they are kept.
     if joined.is_empty() { whole.trim().to_owned() } else { joined }
+}
+
+/// Returns the word of a row that sums several, such as `smaller` of `(3 smaller)`.
+fn without_number(row: &str) -> &str {
+    let inner = row.strip_prefix('(').and_then(|row| row.strip_suffix(')'));
+    let parts = inner.and_then(|inner| inner.split_once(' '));
+    let is_number = |text: &str| text.chars().all(|digit| digit.is_ascii_digit() || digit == ',');
+    parts.filter(|(number, _)| is_number(number)).map_or(row, |(_, word)| word)
 }
 
 fn find(word: &str) -> Option<&'static Word> {

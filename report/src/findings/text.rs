@@ -96,6 +96,7 @@ fn no_problem(report: &Report<'_>) -> Option<String> {
     let total = used_or_tracked(&device.peak).filter(|total| *total > 0)?;
     let mut parts = report.composition(&device.peak, report.by).ranked();
     parts.push((CACHED.to_owned(), held(run, &device.peak.amounts, |cell| cell.class == Class::PoolIdle)));
+    parts.extend(device.peak.untrackable_bytes.map(|bytes| ("Untrackable".to_owned(), bytes)));
     let (name, bytes) = parts.into_iter().max_by_key(|(_, bytes)| *bytes)?;
     (is_known && ended_well).then(|| {
         let share = 100.0 * bytes as f64 / total as f64;

@@ -1,7 +1,7 @@
 //! Writes the text above and below the tables: name and owner of the process, how complete the numbers are, and suggestions for
 //! next commands.
 
-use crate::labels::{self, command_line_of, device_title, end_ns, exit};
+use crate::labels::{self, COMMAND, command_line_of, device_title, end_ns, exit};
 use crate::lines::{Lines, in_brackets};
 use crate::{GroupBy, Report, findings, growth, own};
 use gpumem_model::escape::escape;
@@ -11,9 +11,6 @@ use gpumem_model::run::{BlindWindow, Clock, Device, Oom, Run, SUBSCRIPTION_HELD,
 use gpumem_model::time::Times;
 use gpumem_model::units::{plural, thousands};
 use gpumem_model::window::{Window, WindowKind};
-
-/// Maximum width of the command in the heading, in columns of the terminal.
-const COMMAND: usize = 72;
 
 /// Adds everything before the tables.
 pub(super) fn head(report: &Report<'_>, times: Times, out: &mut Lines) {

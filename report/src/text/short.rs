@@ -11,7 +11,7 @@ use crate::table::{Table, shorten, width as width_of};
 use crate::{Part, Report, Row, gap_distance, has_older_gap, held, used_or_tracked};
 use gpumem_model::run::{Amounts, Class, Clock, Device, Moment, Run, State};
 use gpumem_model::time::{Times, duration};
-use gpumem_model::units::{Unit, plural};
+use gpumem_model::units::{Unit, plural, thousands};
 use gpumem_model::window::WindowKind;
 use std::borrow::Cow;
 
@@ -166,10 +166,22 @@ fn state(run: &Run, times: Times) -> String {
 
 /// A row of the table before its columns are aligned.
 struct Line {
+    part: Part,
     /// Name of the row, and its amount as printed.
     cells: [String; 2],
+    /// Amount in multiples of the unit's last printed digit.
+    steps: Option<i64>,
     bytes: Option<i64>,
     note: String,
+}
+
+impl Line {
+    /// Returns whether the row may be summed with others: it is a positive part of tracked memory.
+    fn is_of_tracked(&self) -> bool {
+        let is_of_tracked =
+            matches!(self.part, Part::Category | Part::Others | Part::PoolIdle | Part::Opaque);
+        is_of_tracked && self.bytes.is_some_and(|bytes| bytes >= 0)
+    }
 }
 
 /// Adds the table of one moment: each part of the memory with its share, and the total.
@@ -206,7 +218,7 @@ fn statement(
     highest_reading(report, device, (total, unit), out);
 }
 
-/// Returns at most about `max_rows` rows of a moment, without rows that print as 0. The last row is the total.
+/// Returns at most about `max_rows` rows of a moment, without rows that print as 0, or whose share does. The last row is the total.
 fn rows(
     report: &Report<'_>,
     device: &Device,
@@ -216,7 +228,7 @@ fn rows(
 ) -> Vec<Line> {
     let total = used_or_tracked(moment).unwrap_or(0);
     let smallest = unit.smallest().max(total / SMALLEST_PART);
-    let statement = report.statement_of(report.by, [moment, moment], max_rows, smallest);
+    let statement = report.statement_of(report.by, [moment, moment], usize::MAX, 0);
     let amounts: Vec<Option<i64>> = printed(&statement, unit).into_iter().map(|[amount, _]| amount).collect();
     let name = |row: &Row| match row.part {
         Part::PoolIdle => CACHED.to_owned(),
@@ -226,7 +238,7 @@ fn rows(
     let near = if has_older_gap(moment) { "~" } else { "" };
     let growth_of = |row: &Row| findings.iter().find(|finding| finding.structures.first() == Some(&row.name));
     let mut lines: Vec<Line> = Vec::new();
-    let (mut whole, mut causes, mut others) = (None, Vec::new(), None);
+    let (mut whole, mut causes) = (None, Vec::new());
     for (row, amount) in statement.rows.iter().zip(amounts) {
         let mut cells = [name(row), text(amount)];
         let mut row_note = String::new();
@@ -241,11 +253,11 @@ fn rows(
             }
             Part::Untrackable if amount.is_some() => cells[1].insert_str(0, near),
             Part::Untrackable => row_note = note(row, device),
-            _ if amount == Some(0) => continue,
             part if part.rests_on_gap() => {
-                causes.push(cells.join(" "));
+                causes.extend((amount != Some(0)).then(|| cells.join(" ")));
                 continue;
             }
+            Part::Predates | Part::Tracked if amount == Some(0) => continue,
             part => {
                 let of = |finding: &Finding| match finding.names.first().filter(|_| part == Part::Others) {
                     Some((name, _)) => format!("<- {} grows", clean_name(name)),
@@ -254,13 +266,11 @@ fn rows(
                 row_note = growth_of(row).map(of).unwrap_or_default();
             }
         }
-        if row.part == Part::Others {
-            others = Some(lines.len());
-        }
-        lines.push(Line { cells, bytes: row.bytes[0], note: row_note });
+        lines.push(Line { part: row.part, cells, steps: amount, bytes: row.bytes[0], note: row_note });
     }
+    fold(&mut lines, unit, max_rows, smallest);
     // The largest row is the first one, even if it has no name.
-    if let Some(others) = others {
+    if let Some(others) = lines.iter().position(|line| line.part == Part::Others) {
         let at = lines[..others].iter().take_while(|line| line.bytes >= lines[others].bytes).count();
         lines[at..=others].rotate_right(1);
     }
@@ -268,8 +278,43 @@ fn rows(
         untrackable.note = causes.join(", ");
     }
     let (name, amount) = whole.unwrap_or(("total = nvidia-smi", "-".to_owned()));
-    lines.push(Line { cells: [name.to_owned(), amount], bytes: None, note: String::new() });
+    let cells = [name.to_owned(), amount];
+    lines.push(Line { part: Part::Used, cells, steps: None, bytes: None, note: String::new() });
     lines
+}
+
+/// Sums the parts of tracked memory that are smaller than `smallest`, and the categories beyond `max_rows`, in one row. The row is
+/// omitted if it prints as 0. Otherwise the last categories are added until it has `smallest` bytes.
+fn fold(lines: &mut Vec<Line>, unit: Unit, max_rows: usize, smallest: i64) {
+    let is_large = |line: &Line| !line.is_of_tracked() || line.bytes >= Some(smallest);
+    let is_category = |line: &Line| line.part == Part::Category;
+    let (mut shown, mut folded): (Vec<Line>, Vec<Line>) =
+        std::mem::take(lines).into_iter().partition(is_large);
+    let mut categories = shown.iter().filter(|line| is_category(line)).count();
+    let has_more = categories > max_rows || folded.iter().any(is_category);
+    let limit = max_rows.saturating_sub(usize::from(has_more));
+    let add = |[steps, bytes]: [i64; 2], line: &Line| {
+        [steps.saturating_add(line.steps.unwrap_or(0)), bytes.saturating_add(line.bytes.unwrap_or(0))]
+    };
+    let mut sums = folded.iter().fold([0; 2], add);
+    while categories > limit || sums[0] != 0 && sums[1] < smallest {
+        let Some(at) = shown.iter().rposition(is_category) else { break };
+        folded.push(shown.remove(at));
+        sums = add(sums, &folded[folded.len() - 1]);
+        categories -= 1;
+    }
+    if sums[0] != 0 {
+        let after = |line: &Line| is_category(line) || line.part == Part::Predates;
+        let at = shown.iter().rposition(after).map_or(0, |at| at + 1);
+        let count = folded.iter().filter(|line| line.bytes != Some(0)).count();
+        let cells = [format!("({} smaller)", thousands(count as u64)), unit.print(sums[0])];
+        let note = String::new();
+        shown.insert(
+            at,
+            Line { part: Part::Category, cells, steps: Some(sums[0]), bytes: Some(sums[1]), note },
+        );
+    }
+    *lines = shown;
 }
 
 /// Shares of a total in tenths of a per cent, rounded so that they add up as printed.
@@ -353,6 +398,7 @@ fn notes(run: &Run, max_notes: usize, out: &mut Lines) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::GroupBy;
     use crate::rules::Groupings;
     use gpumem_model::run::{Cell, Fate, Oom, OomKind};
 
@@ -425,5 +471,45 @@ mod tests {
         assert_eq!(shown((13, 6), 0, fatal), failure, "half of the memory was freed, and is in small pieces");
         assert_eq!(shown((13, 6), 0, Fate::Open), peak);
         assert_eq!(shown((13, 13), 16, fatal), failure, "not the last moment, when some of it was freed");
+    }
+
+    /// Small categories and a small cache of the allocator are summed with the smallest category that is large enough.
+    #[test]
+    fn no_row_has_a_share_of_nothing() {
+        let mut run = run();
+        let tags = [("a", 900), ("b", 90), ("c", 8)]
+            .map(|(tag, mib)| (Some(tag.to_owned()), Class::Block, mib << 20));
+        let idle = [(None, Class::PoolIdle, 300 << 10), (Some("d".to_owned()), Class::Block, 200 << 10)];
+        let cells: Vec<_> = tags.into_iter().chain(idle).collect();
+        let tracked = cells.iter().map(|(.., bytes)| bytes).sum();
+        run.cells = cells
+            .iter()
+            .map(|(tag, class, _)| Cell {
+                tag: tag.clone(),
+                class: *class,
+                role: None,
+                ..run.cells[0].clone()
+            })
+            .collect();
+        let device = &mut run.devices[0];
+        device.peak.tracked_bytes = Some(tracked);
+        device.peak.amounts =
+            Amounts::from((0..).zip(cells.iter().map(|(.., bytes)| *bytes)).collect::<Vec<_>>());
+        (device.peak.predates_bytes, device.peak.untrackable_bytes) = (Some(0), None);
+        device.last = device.peak.clone();
+        let shown = |max_rows: usize| {
+            let report = Report::new(&run, Groupings::default(), Some(GroupBy::Tag));
+            let device = &report.run.devices[0];
+            let unit = Unit::for_largest(tracked);
+            let lines = rows(&report, device, &device.peak, (unit, max_rows), &[]);
+            let mut shares = Shares { total: tracked, bytes: 0, printed: 0 };
+            let parts: Vec<String> = lines
+                .iter()
+                .filter_map(|line| Some(line.cells[0].clone() + " " + &shares.next(Some(line.bytes?))))
+                .collect();
+            parts
+        };
+        assert_eq!(shown(9), ["a 90.1", "b 9.0", "(3 smaller) 0.9"]);
+        assert_eq!(shown(2), ["a 90.1", "(4 smaller) 9.9"]);
     }
 }
