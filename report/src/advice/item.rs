@@ -17,6 +17,8 @@ pub enum Kind {
     RetainedTensors,
     /// Forward passes without a backward pass keep activations.
     EvaluationGradients,
+    /// Forward passes without a backward pass need more memory than the training steps.
+    EvaluationBatch,
     /// The graphs of several forward passes live until one backward pass.
     GraphsAtOnce,
     /// Gradients live through the next forward pass.
@@ -65,6 +67,7 @@ impl Kind {
         matches!(
             self,
             Kind::EvaluationGradients
+                | Kind::EvaluationBatch
                 | Kind::GraphsAtOnce
                 | Kind::KeptGradients
                 | Kind::OptimizerTemporaries

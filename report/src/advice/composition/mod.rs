@@ -1,6 +1,7 @@
 //! Changes for memory that the program needs: by role and module at the failed request, or else at the peak.
 
 mod activations;
+mod evaluation;
 mod formulas;
 mod graphs;
 mod model;
@@ -36,6 +37,7 @@ pub(super) fn parts(report: &Report<'_>, device: &Device, oom: Option<&Oom>) -> 
     items.extend(model::gradient_buckets(device, &parts));
     items.extend(model::loaded_checkpoint(device, &parts));
     items.extend(model::copy_of_base(device, &parts));
+    items.extend(oom.is_none().then(|| evaluation::larger_than_training(report, device)).flatten());
     let is_data = |(line, bytes): &(&str, i64)| {
         let is_checkpoint = parts.checkpoint.is_some_and(|(of, _)| of == *line);
         !is_checkpoint && !is_collected && parts.is_large(*bytes) && has_forward_pass(report)

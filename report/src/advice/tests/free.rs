@@ -259,3 +259,33 @@ fn graph_holds_bytes_of_all_layers() {
     let held = held.chain(weights.iter().map(|tag| (Role::Parameter, tag.as_str(), 1)));
     assert_eq!(first(&fitting(&held.collect::<Vec<_>>())), None, "temporaries of one layer");
 }
+
+/// Adds moments of training steps to the timeline, with these GiB by cell.
+fn trained_with(run: &mut Run, amounts: &[(u32, i64)]) {
+    let amounts = Amounts::from(amounts.iter().map(|(cell, gib)| (*cell, gib * GIB)).collect::<Vec<_>>());
+    let point = |at: u64| Point { time_ns: at * 10 + 5, amounts: amounts.clone(), rest_bytes: 0 };
+    run.devices[0].details.timeline.points = (0..12).map(point).collect();
+}
+
+#[test]
+fn evaluation_that_needs_more_than_training_sets_the_peak() {
+    let advised = |activations: i64, phase: Phase| {
+        let held = [
+            (Role::Parameter, "Net/a", 2),
+            (Role::Temporary, "Net/head", 4),
+            (Role::Temporary, "train.py:7 evaluate", 6),
+            (Role::Activation, "Net/a", 0),
+        ];
+        let mut run = fitting(&held);
+        made_in(&mut run, 1, phase);
+        let rows = &mut run.devices[0].details.iterations.rows;
+        rows.iter_mut().for_each(|row| row.activations = level(activations));
+        trained_with(&mut run, &[(0, 2), (3, activations)]);
+        first(&run)
+    };
+    assert_eq!(advised(4, Phase::Forward), Some((Kind::EvaluationBatch, [6; 2])));
+    assert_eq!(advised(9, Phase::Forward), None, "a training step needs nearly as much");
+    assert_eq!(advised(4, Phase::Setup), None, "no forward pass");
+    assert_eq!(advised(4, Phase::Optimizer), None, "an optimizer needs its temporaries");
+    assert_eq!(advised(0, Phase::Forward), None, "no training");
+}
