@@ -1,6 +1,7 @@
 //! Changes for memory that the program needs: by role and module at the failed request, or else at the peak.
 
 mod activations;
+mod data;
 mod evaluation;
 mod formulas;
 mod graphs;
@@ -23,38 +24,25 @@ const FREE_DEVICE_SHARE: f64 = 0.05;
 
 /// Returns the changes that make the parts of the memory smaller, the one with the largest saving first.
 pub(super) fn parts(report: &Report<'_>, device: &Device, oom: Option<&Oom>) -> Vec<Item> {
-    let parts = Parts::of(report, device, oom);
-    let of_library = library::item(device, &parts, oom);
-    let is_collected = parts.data.is_some_and(|(line, _)| library::keeper_of(line).is_some());
+    of_parts(report, device, &Parts::of(report, device, oom), oom)
+}
+
+fn of_parts(report: &Report<'_>, device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -> Vec<Item> {
+    let of_library = library::item(device, parts, oom);
     // The pass in which a collection of results becomes too large has no part in it.
-    let of_pass = (!library::is_kept(oom)).then(|| activations::items(device, &parts, oom));
+    let of_pass = (!library::is_kept(oom)).then(|| activations::items(device, parts, oom));
     let mut items: Vec<Item> = of_library.into_iter().chain(of_pass.into_iter().flatten()).collect();
-    items.extend(formulas::item(device, &parts));
-    items.extend(model::kept_gradients(device, &parts, oom));
-    items.extend(model::sparse_gradients(device, &parts));
-    items.extend(model::optimizer(device, &parts, oom));
-    items.extend(model::precision(device, &parts));
-    items.extend(model::gradient_buckets(device, &parts));
-    items.extend(model::loaded_checkpoint(device, &parts));
-    items.extend(model::copy_of_base(device, &parts));
+    items.extend(formulas::item(device, parts));
+    items.extend(model::kept_gradients(device, parts, oom));
+    items.extend(model::sparse_gradients(device, parts));
+    items.extend(model::optimizer(device, parts, oom));
+    items.extend(model::precision(device, parts));
+    items.extend(model::gradient_buckets(device, parts));
+    items.extend(model::loaded_checkpoint(device, parts));
+    items.extend(model::copy_of_base(device, parts));
     items.extend(oom.is_none().then(|| evaluation::larger_than_training(report, device)).flatten());
-    let is_data = |(line, bytes): &(&str, i64)| {
-        let is_checkpoint = parts.checkpoint.is_some_and(|(of, _)| of == *line);
-        !is_checkpoint && !is_collected && parts.is_large(*bytes) && has_forward_pass(report)
-    };
-    let data = parts.data.filter(is_data);
-    items.extend(data.map(|(line, bytes)| {
-        // A line that makes memory again and again makes no data set.
-        let change = match oom.is_some_and(|oom| oom.tag.as_deref() == Some(line)) {
-            true => "Move the results that {0} collects to the host in pieces, or keep fewer of them",
-            false => {
-                "If {0} makes a data set, keep it on the host, and move each batch to the GPU when it is used"
-            }
-        };
-        let item = Item::new(Kind::RetainedTensors, Memory::Data, device, change).named(line);
-        item.estimated([0, bytes], format!("{} that this line allocates", mib(bytes)))
-    }));
-    items.extend(unused_yet(report, device, &parts, oom));
+    items.extend(data::item(report, device, parts, oom));
+    items.extend(unused_yet(report, device, parts, oom));
     // Changes that cost nothing come first if the memory is known to exist, and so do float64 and formulas.
     let is_first = |item: &Item| {
         let is_double =
@@ -74,12 +62,14 @@ pub(super) fn parts(report: &Report<'_>, device: &Device, oom: Option<&Oom>) -> 
     items
 }
 
-/// Returns the changes that cost nothing and are known to save much, for a program that fits.
+/// Returns the changes that cost nothing and are known to save much, and one for a data set that is most of the memory, for a program
+/// that fits.
 pub(super) fn free(report: &Report<'_>, device: &Device) -> Vec<Item> {
     let used = most_used(device).unwrap_or(0) as f64;
     let least = (used * FREE_SHARE).max(device.total_bytes.map_or(0, signed) as f64 * FREE_DEVICE_SHARE);
-    let mut items = parts(report, device, None);
-    items.retain(|item| item.is_free() && item.most() as f64 >= least);
+    let parts = Parts::of(report, device, None);
+    let mut items = of_parts(report, device, &parts, None);
+    items.retain(|item| (item.is_free() || data::is_most(item, &parts)) && item.most() as f64 >= least);
     items
 }
 

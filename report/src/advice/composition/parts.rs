@@ -134,7 +134,7 @@ fn steps_with_gradients(report: &Report<'_>, device: &Device, model: &str, until
 }
 
 /// Returns the number of completed steps before `until_ns` through which `holds` was true of all points of the timeline.
-fn steps_through(device: &Device, until_ns: u64, holds: impl Fn(&Point) -> bool) -> u64 {
+pub(super) fn steps_through(device: &Device, until_ns: u64, holds: impl Fn(&Point) -> bool) -> u64 {
     let points = device.details.timeline.points.iter().rev();
     let kept = points.skip_while(|point| point.time_ns > until_ns).take_while(|point| holds(point));
     let Some(since) = kept.last() else { return 0 };
@@ -166,15 +166,15 @@ fn checkpoint<'r>(report: &'r Report<'_>, device: &Device, amounts: &Amounts) ->
         .then_some((line, bytes))
 }
 
-/// Returns the value of [`Parts::data`].
-fn data<'r>(report: &'r Report<'_>, amounts: &Amounts) -> Option<(&'r str, i64)> {
+/// Returns the bytes by line of the program of memory that has no role and was not made in a step.
+pub(super) fn data_of<'r>(report: &'r Report<'_>, amounts: &Amounts) -> BTreeMap<&'r str, i64> {
     let lines = amounts.iter().filter_map(|(cell, bytes)| {
         let is_of_step = |cell: &Cell| cell.phase.is_some() && cell.phase.as_deref() != Phase::Setup.name();
         let is_data = |cell: &&Cell| cell.class == Class::Block && cell.role.is_none() && !is_of_step(cell);
         let cell = report.cell(*cell).filter(is_data)?;
         Some((cell.tag.as_deref().filter(|tag| names::is_line(tag))?, *bytes))
     });
-    sums(lines).into_iter().max_by_key(|(_, bytes)| *bytes)
+    sums(lines)
 }
 
 impl<'r> Parts<'r> {
@@ -239,7 +239,7 @@ impl<'r> Parts<'r> {
                 Some(_) => None,
             },
             kept_graphs: graphs::kept(report, device),
-            data: data(report, amounts),
+            data: data_of(report, amounts).into_iter().max_by_key(|(_, bytes)| *bytes),
             checkpoint: checkpoint(report, device, amounts),
             by_tag: by_tag(&is_activation),
             updated: sum(updated.map(|(_, bytes)| *bytes)),

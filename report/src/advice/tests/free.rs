@@ -289,3 +289,21 @@ fn evaluation_that_needs_more_than_training_sets_the_peak() {
     assert_eq!(advised(4, Phase::Optimizer), None, "an optimizer needs its temporaries");
     assert_eq!(advised(0, Phase::Forward), None, "no training");
 }
+
+#[test]
+fn data_set_that_is_most_of_the_memory_is_named() {
+    let line = "data.py:15 Images.__init__";
+    let advised = |gib: i64, early: i64| {
+        let held =
+            [(Role::Unknown, line, gib), (Role::Parameter, "Net/a", 2), (Role::Activation, "Net/a", 4)];
+        let mut run = fitting(&held);
+        made_in(&mut run, 0, Phase::Setup);
+        made_in(&mut run, 2, Phase::Forward);
+        trained_with(&mut run, &[(0, gib), (1, 2)]);
+        run.devices[0].details.timeline.points[6].amounts = Amounts::from(vec![(0, early * GIB)]);
+        first(&run)
+    };
+    assert_eq!(advised(20, 20), Some((Kind::RetainedTensors, [20; 2])));
+    assert_eq!(advised(20, 10), None, "memory that changes");
+    assert_eq!(advised(5, 5), None, "less than half of the memory");
+}
