@@ -21,6 +21,10 @@ pub enum Kind {
     EvaluationBatch,
     /// The graphs of several forward passes live until one backward pass.
     GraphsAtOnce,
+    /// The result of a pass is held until the next pass has made its own.
+    PreviousResult,
+    /// An exception keeps the memory of an attempt that failed.
+    FailedAttempt,
     /// Gradients live through the next forward pass.
     KeptGradients,
     OptimizerTemporaries,
@@ -68,6 +72,7 @@ impl Kind {
             self,
             Kind::EvaluationGradients
                 | Kind::EvaluationBatch
+                | Kind::PreviousResult
                 | Kind::GraphsAtOnce
                 | Kind::KeptGradients
                 | Kind::OptimizerTemporaries

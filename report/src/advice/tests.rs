@@ -1,5 +1,6 @@
 //! Tests of advice on runs that are made here.
 
+mod earlier;
 mod free;
 mod modules;
 mod outside;

@@ -2,6 +2,7 @@
 
 mod activations;
 mod data;
+mod earlier;
 mod evaluation;
 mod formulas;
 mod graphs;
@@ -40,6 +41,7 @@ fn of_parts(report: &Report<'_>, device: &Device, parts: &Parts<'_>, oom: Option
     items.extend(model::gradient_buckets(device, parts));
     items.extend(model::loaded_checkpoint(device, parts));
     items.extend(model::copy_of_base(device, parts));
+    items.extend(oom.and_then(|oom| earlier::previous_result(report, device, oom)));
     items.extend(oom.is_none().then(|| evaluation::larger_than_training(report, device)).flatten());
     items.extend(data::item(report, device, parts, oom));
     items.extend(unused_yet(report, device, parts, oom));
@@ -59,6 +61,8 @@ fn of_parts(report: &Report<'_>, device: &Device, parts: &Parts<'_>, oom: Option
         _ => item.most(),
     };
     items.sort_by_key(|item| (!is_first(item), Reverse(rank(item))));
+    // The size of the next attempt decides how much is saved.
+    items.splice(..0, oom.and_then(|oom| earlier::failed_attempt(report, device, oom)));
     items
 }
 

@@ -1,0 +1,89 @@
+//! Changes for memory of an earlier pass that is still held when a request fails: its result, or all of it, kept by an exception.
+
+use super::super::item::{Item, Kind, Memory, mib};
+use super::parts::is_role;
+use crate::{Report, held, sum, sums};
+use gpumem_model::names::Named;
+use gpumem_model::run::{Amounts, Cell, Class, Device, Fate, Oom};
+use gpumem_model::units::signed;
+use gpumem_wire::{Phase, Role};
+use std::collections::BTreeMap;
+
+/// The result of the previous pass has at least this share of the bytes that were requested for the next one.
+const SAME_SHARE: f64 = 0.9;
+/// Minimum share of the earlier attempt's memory that is still held by the same modules. A new attempt with a smaller batch makes
+/// less in each module.
+const HELD_SHARE: f64 = 0.95;
+/// Maximum size of the failed request, as a share of the earlier one. An attempt of the same size holds as much in each module.
+const SMALLER: f64 = 0.75;
+
+/// Returns the change for an attempt that failed before in the same step and is still held.
+pub(super) fn failed_attempt(report: &Report<'_>, device: &Device, oom: &Oom) -> Option<Item> {
+    let bytes = of_failed_attempt(report, device, oom)?;
+    let change = "Retry after the except block, not in it: while it runs, the exception keeps the tensors of the attempt that failed";
+    let item = Item::new(Kind::FailedAttempt, Memory::Activations, device, change);
+    let formula = format!(
+        "{} of an attempt whose error the program caught in this step were held when a smaller attempt failed",
+        mib(bytes)
+    );
+    Some(Item { formula, ..item })
+}
+
+/// Returns the change for the result of the previous pass, if a pass without a backward pass requests memory for the next result of
+/// the same module, and would get it without the previous one.
+pub(super) fn previous_result(report: &Report<'_>, device: &Device, oom: &Oom) -> Option<Item> {
+    let tag = oom.tag.as_deref()?;
+    let is_output = |cell: &Cell| {
+        cell.class == Class::Block
+            && cell.role.is_none()
+            && cell.phase.as_deref() == Phase::Forward.name()
+            && cell.tag.as_deref() == Some(tag)
+    };
+    let is_evaluation = oom.phase.as_deref() == Phase::Evaluation.name();
+    let later_pass = oom.passes_without_backward.is_some_and(|passes| passes > 1);
+    let kept = device.details.iterations.open.as_ref()?.kept_activations.last_bytes;
+    let asked = signed(oom.asked_bytes);
+    let bytes = held(report.run, &oom.amounts, is_output).min(kept);
+    let would_fit = oom.free_bytes().unwrap_or(0).saturating_add(bytes) >= asked;
+    (is_evaluation && later_pass && would_fit && bytes as f64 >= asked as f64 * SAME_SHARE && asked > 0).then(
+        || {
+            let change = "Delete the result of {0} before the next pass (del): that of the previous pass is still held while the next one is made";
+            let item = Item::new(Kind::PreviousResult, Memory::Activations, device, change).named(tag);
+            let formula =
+                format!("{} that a pass kept until the next one requested {}", mib(bytes), mib(asked));
+            item.estimated([bytes; 2], formula)
+        },
+    )
+}
+
+/// Returns the bytes of a failed attempt in the same step that are still held when `oom` fails.
+fn of_failed_attempt(report: &Report<'_>, device: &Device, oom: &Oom) -> Option<i64> {
+    let before = device.details.ooms.iter().filter(|other| {
+        other.time_ns < oom.time_ns
+            && matches!(other.fate, Fate::Survived)
+            && other.step == oom.step
+            && oom.asked_bytes as f64 <= other.asked_bytes as f64 * SMALLER
+    });
+    let now = of_passes(report, &oom.amounts);
+    let held = before.filter_map(|other| {
+        let then = of_passes(report, &other.amounts);
+        let all = sum(then.values().copied());
+        let still = then.iter().map(|(tag, bytes)| now.get(tag).copied().unwrap_or(0).min(*bytes));
+        Some(sum(still)).filter(|still| all > 0 && *still as f64 >= all as f64 * HELD_SHARE)
+    });
+    held.max()
+}
+
+/// Returns the bytes of forward passes by tag.
+fn of_passes<'r>(report: &'r Report<'_>, amounts: &Amounts) -> BTreeMap<&'r str, i64> {
+    let is_of_pass = |cell: &&Cell| {
+        let is_activation = is_role(cell, Role::Activation);
+        let is_of_forward = cell.role.is_none() && cell.phase.as_deref() == Phase::Forward.name();
+        cell.class == Class::Block && (is_activation || is_of_forward)
+    };
+    sums(
+        amounts.iter().filter_map(|(cell, bytes)| {
+            Some((report.cell(*cell).filter(is_of_pass)?.tag.as_deref()?, *bytes))
+        }),
+    )
+}
