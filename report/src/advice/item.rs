@@ -21,6 +21,8 @@ pub enum Kind {
     EvaluationBatch,
     /// The graphs of several forward passes live until one backward pass.
     GraphsAtOnce,
+    /// A line of the program keeps a long history.
+    History,
     /// The result of a pass is held until the next pass has made its own.
     PreviousResult,
     /// An exception keeps the memory of an attempt that failed.
@@ -73,6 +75,7 @@ impl Kind {
             Kind::EvaluationGradients
                 | Kind::EvaluationBatch
                 | Kind::PreviousResult
+                | Kind::History
                 | Kind::GraphsAtOnce
                 | Kind::KeptGradients
                 | Kind::OptimizerTemporaries

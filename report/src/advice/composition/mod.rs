@@ -6,6 +6,7 @@ mod earlier;
 mod evaluation;
 mod formulas;
 mod graphs;
+mod history;
 mod model;
 mod parts;
 
@@ -44,6 +45,7 @@ fn of_parts(report: &Report<'_>, device: &Device, parts: &Parts<'_>, oom: Option
     items.extend(oom.and_then(|oom| earlier::previous_result(report, device, oom)));
     items.extend(oom.is_none().then(|| evaluation::larger_than_training(report, device)).flatten());
     items.extend(data::item(report, device, parts, oom));
+    items.extend(oom.is_none().then(|| history::item(report, device, parts)).flatten());
     items.extend(unused_yet(report, device, parts, oom));
     // Changes that cost nothing come first if the memory is known to exist, and so do float64 and formulas.
     let is_first = |item: &Item| {

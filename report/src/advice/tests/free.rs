@@ -307,3 +307,25 @@ fn data_set_that_is_most_of_the_memory_is_named() {
     assert_eq!(advised(20, 10), None, "memory that changes");
     assert_eq!(advised(5, 5), None, "less than half of the memory");
 }
+
+#[test]
+fn history_that_rose_in_many_passes_is_shortened() {
+    let line = "solve.py:16 LBFGS.step";
+    let advised = |levels: &[i64], phase: Phase| {
+        let mut run = fitting(&[(Role::Temporary, line, 16), (Role::Unknown, "Net/a", 4)]);
+        run.cells[0].phase = None;
+        made_in(&mut run, 1, phase);
+        let point = |(at, gib): (u64, &i64)| Point {
+            time_ns: at * 10,
+            amounts: Amounts::from(vec![(0, gib * GIB), (1, GIB)]),
+            rest_bytes: 0,
+        };
+        run.devices[0].details.timeline.points = (0..).zip(levels).map(point).collect();
+        first(&run)
+    };
+    let rises = [0, 2, 4, 6, 8, 10, 12, 14, 16, 16, 16, 0];
+    assert_eq!(advised(&rises, Phase::Backward), Some((Kind::History, [12; 2])));
+    assert_eq!(advised(&rises, Phase::Setup), None, "data are loaded before the first pass");
+    assert_eq!(advised(&[0, 16, 16, 16, 16], Phase::Backward), None, "made at once");
+    assert_eq!(advised(&[0, 2, 4, 6, 8, 10, 12, 14, 16, 2, 16], Phase::Backward), None, "dropped");
+}
