@@ -134,7 +134,9 @@ fn merge(items: &mut Vec<Item>) {
 fn together(report: &Report<'_>, items: &[Item]) -> Option<(Vec<usize>, i64)> {
     let mut chosen: Vec<(usize, &Item)> = Vec::new();
     for (number, item) in (1..).zip(items) {
-        let is_own = !matches!(item.memory, Memory::Host | Memory::Others);
+        // Fewer bits for the whole model save memory of every kind.
+        let is_own =
+            !matches!(item.memory, Memory::Host | Memory::Others) && item.kind != Kind::ParameterPrecision;
         let is_apart =
             chosen.iter().all(|(_, other)| other.memory != item.memory && other.device == item.device);
         if is_own && is_apart && item.most() > 0 {

@@ -134,7 +134,7 @@ pub(super) fn items(device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -> Ve
     };
     let item = Item::new(Kind::BatchSize, Memory::Activations, device, change);
     let formula = format!("1/2 x {} of activations", mib(parts.activations));
-    items.push(item.estimated([parts.activations / 4, parts.activations / 2], formula));
+    items.push(item.estimated([parts.activations / 5 * 2, parts.activations / 2], formula));
     items
 }
 
@@ -158,7 +158,7 @@ fn of_failed_pass(device: &Device, parts: &Parts<'_>, oom: &Oom) -> Vec<Item> {
     let change = "If the batch is larger than 1, halve it; else process the sample in pieces";
     let item = Item::new(Kind::BatchSize, Memory::Activations, device, change);
     let formula = format!("1/2 x {} of activations, temporaries and the request", mib(bytes));
-    request.into_iter().chain([item.estimated([bytes / 4, bytes / 2], formula)]).collect()
+    request.into_iter().chain([item.estimated([bytes / 5 * 2, bytes / 2], formula)]).collect()
 }
 
 /// Returns the largest activation of a model by tag.
@@ -223,5 +223,5 @@ fn checkpointing(device: &Device, parts: &Parts<'_>) -> Option<Item> {
     let saved = bytes / count * (count - 1);
     let change = "Checkpoint each module {0} (torch.utils.checkpoint)";
     let item = Item::new(Kind::Checkpointing, Memory::Activations, device, change).named(name);
-    Some(item.estimated([saved / 4 * 3, saved], formula))
+    Some(item.estimated([saved / 5 * 4, saved], formula))
 }

@@ -38,7 +38,7 @@ fn of_parts(report: &Report<'_>, device: &Device, parts: &Parts<'_>, oom: Option
     items.extend(model::kept_gradients(device, parts, oom));
     items.extend(model::sparse_gradients(device, parts));
     items.extend(model::optimizer(device, parts, oom));
-    items.extend(model::precision(device, parts));
+    items.extend(model::precision(device, parts, oom));
     items.extend(model::gradient_buckets(device, parts));
     items.extend(model::loaded_checkpoint(device, parts));
     items.extend(model::copy_of_base(device, parts));
@@ -50,19 +50,21 @@ fn of_parts(report: &Report<'_>, device: &Device, parts: &Parts<'_>, oom: Option
     // Changes that cost nothing come first if the memory is known to exist, and so do float64 and formulas.
     let is_first = |item: &Item| {
         let is_double =
-            item.kind == Kind::ParameterPrecision && item.saves_bytes.is_some_and(|[least, _]| least > 0);
+            item.kind == Kind::ParameterPrecision && parts.sizes.parameter_kind() == Some("float64");
         is_double
             || item.kind == Kind::FusedOperation
             || item.is_free() && item.most() as f64 >= parts.used as f64 * FREE_SHARE
     };
-    // Training in a smaller type costs accuracy, so the part that it saves beside the parameters does not count.
+    // Fewer bits for the whole model may cost accuracy, so the parameters alone decide how early that is advised.
     let rank = |item: &Item| match item.kind {
-        Kind::ParameterPrecision if !is_first(item) => {
-            item.most().saturating_sub(parts.bytes_that_follow_parameters() / 2)
-        }
+        Kind::ParameterPrecision if has_forward_pass(report) => item.most().min(parts.parameters / 2),
         _ => item.most(),
     };
     items.sort_by_key(|item| (!is_first(item), Reverse(rank(item))));
+    // A request that failed was not held.
+    for item in &mut items {
+        item.saves_bytes = item.saves_bytes.map(|saved| saved.map(|bytes| bytes.min(parts.used)));
+    }
     // The size of the next attempt decides how much is saved.
     items.splice(..0, oom.and_then(|oom| earlier::failed_attempt(report, device, oom)));
     items

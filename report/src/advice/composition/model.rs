@@ -96,6 +96,16 @@ pub(super) fn kept_gradients(device: &Device, parts: &Parts<'_>, oom: Option<&Oo
     Some(item.estimated([least, bytes.min(of_pass)], formula))
 }
 
+/// Returns the bytes of the optimizer's state, and whether they are those that a first step that failed needs. Such a step has not
+/// made all of its state yet, or its temporaries are not known from its state. Adam's state has two values for each parameter. An
+/// optimizer without any state, such as plain SGD, needs none.
+fn state(device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -> (i64, bool) {
+    let is_in_step = oom.is_some_and(|oom| oom.phase.as_deref() == Phase::Optimizer.name());
+    let is_first_step = is_in_step && state_of_earlier_steps(device) == 0 && parts.optimizer > 0;
+    let state = if is_first_step { parts.trained.saturating_mul(2) } else { parts.optimizer };
+    (state, is_first_step)
+}
+
 /// Returns the change for embedding tables whose gradients have all rows. The rows that a batch uses are activations, so these bound
 /// their bytes.
 pub(super) fn sparse_gradients(device: &Device, parts: &Parts<'_>) -> Option<Item> {
@@ -122,13 +132,10 @@ pub(super) fn sparse_gradients(device: &Device, parts: &Parts<'_>) -> Option<Ite
 pub(super) fn optimizer(device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -> Vec<Item> {
     let mut items = Vec::new();
     let earlier = state_of_earlier_steps(device);
-    let is_in_step = oom.is_some_and(|oom| oom.phase.as_deref() == Phase::Optimizer.name());
-    // A first step that fails has not made all of its state yet, or its temporaries are not known from its state. Adam's state has
-    // two values for each parameter. An optimizer without any state, such as plain SGD, needs none.
-    let is_first_step = is_in_step && earlier == 0 && parts.optimizer > 0;
-    let (state, formula) = match is_first_step {
-        true => (parts.trained.saturating_mul(2), "2 x parameters with gradients, as Adam needs"),
-        false => (parts.optimizer, "the state at that time"),
+    let (state, is_first_step) = state(device, parts, oom);
+    let formula = match is_first_step {
+        true => "2 x parameters with gradients, as Adam needs",
+        false => "the state at that time",
     };
     if is_of_second_optimizer(parts.optimizer, earlier) {
         let change = "If a second optimizer follows, delete the first one before the second one's first step";
@@ -140,9 +147,12 @@ pub(super) fn optimizer(device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -
         let change = "Use an optimizer with 8-bit state, such as bitsandbytes.optim.Adam8bit";
         let item = Item::new(Kind::OptimizerState, Memory::OptimizerState, device, change);
         let (item, kind) = match parts.sizes.state_kind() {
-            Some(kind @ ("bfloat16" | "float16")) => (item.estimated([state / 4, state / 2], "1/2"), kind),
-            Some(kind @ "float64") => (item.estimated([state / 4 * 3, state / 8 * 7], "7/8"), kind),
-            _ => (item.estimated([state / 2, state / 4 * 3], "3/4"), "float32"),
+            Some(kind @ ("bfloat16" | "float16")) => {
+                (item.estimated([state / 20 * 9, state / 2], "1/2"), kind)
+            }
+            Some(kind @ "float64") => (item.estimated([state / 5 * 4, state / 8 * 7], "7/8"), kind),
+            // The scale of each block of values, and small tensors with 32 bits, are the rest.
+            _ => (item.estimated([state / 10 * 7, state / 4 * 3], "3/4"), "float32"),
         };
         let formula = format!("{} x {} of {kind} state ({formula})", item.formula, mib(state));
         items.push(Item { formula, ..item });
@@ -191,38 +201,30 @@ fn weight_copies(device: &Device, parts: &Parts<'_>) -> Option<Item> {
 }
 
 /// Returns the change for parameters with more bits than they may need. All tensors of a step have the type of the parameters.
-pub(super) fn precision(device: &Device, parts: &Parts<'_>) -> Option<Item> {
+pub(super) fn precision(device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -> Option<Item> {
     let kind = parts.sizes.parameter_kind();
+    let state = state(device, parts, oom).0;
+    let model = parts.parameters.saturating_add(parts.bytes_that_follow_parameters(state));
+    let others = parts.activations.saturating_add(parts.short_lived);
+    let formula = format!(
+        "1/2 x {} of parameters, gradients and optimizer state, and 1/2 x up to {} of activations and temporaries",
+        mib(model),
+        mib(others)
+    );
+    let both = [model / 2, model.saturating_add(others) / 2];
     let item = |change: &str| Item::new(Kind::ParameterPrecision, Memory::Parameters, device, change);
     match kind {
         Some("float64") => {
             let change = "Make the model and its inputs float32: the parameters are float64, as after .double(), or as NumPy's numbers are";
-            let model = parts.parameters.saturating_add(parts.gradients).saturating_add(parts.optimizer);
-            let others = parts.activations.saturating_add(parts.short_lived);
-            let formula = format!(
-                "1/2 x {} of parameters, gradients and optimizer state, and 1/2 x up to {} of activations and temporaries",
-                mib(model),
-                mib(others)
-            );
-            is_material(model / 2, parts.used)
-                .then(|| item(change).estimated([model / 2, model.saturating_add(others) / 2], formula))
+            is_material(model / 2, parts.used).then(|| item(change).estimated(both, formula))
         }
         Some("float32") if parts.weight_copies > 0 => weight_copies(device, parts),
         Some("float32") | None if parts.is_large(parts.parameters) => {
-            let change = match kind {
-                Some(_) => "Load the parameters in bfloat16: they are float32",
-                None => "Load the parameters in bfloat16, if they are float32 now",
+            let (change, least) = match kind {
+                Some(_) => ("Load the parameters in bfloat16: they are float32", both[0]),
+                None => ("Load the parameters in bfloat16, if they are float32 now", 0),
             };
-            let followers = parts.bytes_that_follow_parameters();
-            let all = parts.parameters.saturating_add(followers);
-            let formula = match followers {
-                0 => format!("1/2 x {} of parameters", mib(all)),
-                _ => format!(
-                    "1/2 x {} of parameters, and of gradients, optimizer state and its temporaries of their type",
-                    mib(all)
-                ),
-            };
-            Some(item(change).estimated([0, all / 2], formula))
+            Some(item(change).estimated([least, both[1]], formula))
         }
         _ => None,
     }

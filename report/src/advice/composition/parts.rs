@@ -260,13 +260,13 @@ impl<'r> Parts<'r> {
         }
     }
 
-    /// Returns the bytes of gradients, optimizer state and the optimizer's temporaries that have the type of the parameters.
-    pub fn bytes_that_follow_parameters(&self) -> i64 {
+    /// Returns the bytes of gradients and of so much optimizer state that have the type of the parameters.
+    pub fn bytes_that_follow_parameters(&self, state: i64) -> i64 {
         // Gradients of another type are larger.
         let gradients = if self.gradients <= self.parameters { self.gradients } else { 0 };
         let is_same = self.sizes.state_kind().is_none_or(|kind| Some(kind) == self.sizes.parameter_kind());
-        let state = if is_same && !self.has_small_state { self.optimizer } else { 0 };
-        gradients.saturating_add(state).saturating_add(self.optimizer_temporaries)
+        let state = if is_same && !self.has_small_state { state } else { 0 };
+        gradients.saturating_add(state)
     }
 
     /// Returns the activations of the modules whose paths differ from `tag` in numbers only.

@@ -36,15 +36,15 @@ fn copies_of_weights_under_autocast_need_a_smaller_model() {
     let tags = ["Net/a", "Net/b", "Net/c", "Net/d", "Net/e"];
     let weights = tags.map(|tag| format!("{tag}/weight"));
     let run = |models: &str| {
-        let parameters = weights.iter().map(|tag| (Role::Parameter, tag.as_str(), 4));
-        let held: Vec<_> = tags.map(|tag| (Role::Unknown, tag, 2)).into_iter().chain(parameters).collect();
+        let parameters = weights.iter().map(|tag| (Role::Parameter, tag.as_str(), 2));
+        let held: Vec<_> = tags.map(|tag| (Role::Unknown, tag, 1)).into_iter().chain(parameters).collect();
         let mut run = holding(&held);
         run.process.claims.insert("models".into(), models.into());
         run
     };
     let float32 = run("Net\tfloat32\t9\t9\t0");
     let first = items(&float32).remove(0);
-    assert_eq!((first.kind, first.saves_bytes), (Kind::WeightCopies, Some([10 * GIB, 20 * GIB])));
+    assert_eq!((first.kind, first.saves_bytes), (Kind::WeightCopies, Some([5 * GIB, 10 * GIB])));
     assert_eq!(of_kind(&float32, Kind::ParameterPrecision), None, "the same change");
     assert_eq!(of_kind(&run("Net\tbfloat16\t9\t9\t0"), Kind::WeightCopies), None);
     let mut trained = float32;
