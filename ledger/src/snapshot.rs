@@ -40,8 +40,8 @@ impl Snapshot {
 }
 
 impl Ledger {
-    /// Returns the present state. Copies the cells of processes that have changed since the last snapshot, but not the rows of
-    /// allocations and blocks.
+    /// Returns the present state. Copies the amounts of processes that have changed since the last snapshot, and their cells
+    /// if those have changed, but not the rows of allocations and blocks.
     pub fn snapshot(&self) -> Snapshot {
         debug_assert!(
             self.processes.len() > MAX_CHECKED || self.processes.iter().all(Process::has_true_view),

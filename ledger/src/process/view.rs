@@ -82,12 +82,25 @@ pub struct ProcessView {
 /// View of a process in the last snapshot.
 #[derive(Debug, Default)]
 pub(crate) enum LastView {
-    /// There was no snapshot, or the process has changed since.
+    /// There was no snapshot.
     #[default]
     None,
     Current(Arc<ProcessView>),
+    /// The process has changed since the snapshot. Its cells are mostly the same.
+    Changed(Arc<ProcessView>),
     /// Since the snapshot, only the accounts of these books have changed (one bit for each book).
     Outdated(Arc<ProcessView>, u64),
+}
+
+impl LastView {
+    fn changed(self) -> Self {
+        match self {
+            LastView::None => LastView::None,
+            LastView::Current(view) | LastView::Outdated(view, _) | LastView::Changed(view) => {
+                LastView::Changed(view)
+            }
+        }
+    }
 }
 
 impl Process {
@@ -96,7 +109,8 @@ impl Process {
         let view = match self.view.take() {
             LastView::Current(view) => view,
             LastView::Outdated(view, books) => Arc::new(self.updated_view(&view, books)),
-            LastView::None => Arc::new(process_view(self)),
+            LastView::Changed(view) => Arc::new(process_view(self, Some(&view.cells))),
+            LastView::None => Arc::new(process_view(self, None)),
         };
         self.view.replace(LastView::Current(Arc::clone(&view)));
         view
@@ -104,16 +118,19 @@ impl Process {
 
     pub(crate) fn has_true_view(&self) -> bool {
         match &*self.view.borrow() {
-            LastView::None => true,
-            LastView::Current(view) => **view == process_view(self),
-            LastView::Outdated(view, books) => self.updated_view(view, *books) == process_view(self),
+            LastView::None | LastView::Changed(_) => true,
+            LastView::Current(view) => **view == process_view(self, None),
+            LastView::Outdated(view, books) => self.updated_view(view, *books) == process_view(self, None),
         }
     }
 
-    /// Drops the view, because the process changes.
+    /// Marks the view as old, because the process changes.
     #[inline]
     pub(crate) fn forget_view(&mut self) {
-        *self.view.get_mut() = LastView::None;
+        let view = self.view.get_mut();
+        if matches!(view, LastView::Current(_) | LastView::Outdated(..)) {
+            *view = std::mem::take(view).changed();
+        }
     }
 
     /// Notes that a sample of this book was closed. A sample of a process without an agent changes its account only.
@@ -124,7 +141,7 @@ impl Process {
             LastView::Outdated(last, books) if !self.coverage.covered => {
                 LastView::Outdated(last, books | 1 << book)
             }
-            _ => LastView::None,
+            view => view.changed(),
         };
     }
 
@@ -181,11 +198,17 @@ fn account_view(process: &Process, index: usize) -> AccountView {
     }
 }
 
-fn process_view(process: &Process) -> ProcessView {
+/// Returns the view of a process. It shares its cells with an earlier view if they have not changed.
+fn process_view(process: &Process, earlier: Option<&Arc<[CellView]>>) -> ProcessView {
     let holdings = &process.holdings;
     let table = &holdings.cells;
     let cell = |key: &CellKey| table.view(key, process.modules.get(&key.module).cloned());
-    let cells = table.keys.iter().map(cell).collect();
+    let is_same = |cells: &&Arc<[CellView]>| {
+        cells.len() == table.keys.len()
+            && table.keys.iter().zip(cells.iter()).all(|(key, known)| cell(key) == *known)
+    };
+    let cells = earlier.filter(is_same).cloned();
+    let cells = cells.unwrap_or_else(|| table.keys.iter().map(cell).collect());
     ProcessView {
         key: process.key,
         facts: Arc::clone(&process.facts),

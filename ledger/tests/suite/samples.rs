@@ -1,7 +1,7 @@
 //! NVML samples joined with `tracked` at their own time, as short scripts.
 use crate::common::joined::*;
 use crate::common::*;
-use gpumem_ledger::{ClosedSample, PeakGap, STALE_AFTER_NS};
+use gpumem_ledger::{ClosedSample, PeakGap, ProcessView, STALE_AFTER_NS};
 use gpumem_wire::*;
 use std::sync::Arc;
 
@@ -470,6 +470,24 @@ fn readings_share_the_list_of_processes_while_it_does_not_change() {
     let [first, equal, changed] = [(1000, 150), (2000, 150), (3000, 160)].map(|(t0, used)| list(t0, used));
     assert!(Arc::ptr_eq(&first, &equal));
     assert_eq!((&*first, &*changed), (&[(KEY, 150)][..], &[(KEY, 160)][..]));
+}
+
+#[test]
+fn snapshots_share_the_cells_of_a_process_until_they_change() {
+    let mut s = with_hundred();
+    let view = |s: &Script| Arc::clone(&s.ledger.snapshot().processes[0]);
+    let first = view(&s);
+    s.watermark(0);
+    let heard = view(&s);
+    assert!(!Arc::ptr_eq(&first, &heard) && Arc::ptr_eq(&first.cells, &heard.cells));
+    s.tag = 7;
+    s.alloc(0x2000, 50);
+    let unnamed = view(&s);
+    assert_eq!(unnamed.cells.len(), first.cells.len() + 1);
+    s.push(Stamp { tag: 7, ..Stamp::default() }, Body::Tag { path: "late" });
+    let tags = |view: &ProcessView| view.cells.last().and_then(|cell| cell.tag.as_deref().map(str::to_owned));
+    assert_eq!(tags(&unnamed).as_deref(), Some("(tag 7, its name was lost)"));
+    assert_eq!(tags(&view(&s)).as_deref(), Some("late"));
 }
 
 #[test]
