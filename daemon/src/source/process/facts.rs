@@ -84,9 +84,13 @@ fn read(proc: &Path, pid: u32, file: &str, limit: u64) -> Option<Vec<u8>> {
     try_read(proc, pid, file, limit).ok()
 }
 
+/// Bytes that most files of a process have at most. The kernel does not state the size of these files, and a small buffer would
+/// take five reads.
+const USUAL_BYTES: usize = 1024;
+
 /// Reads at most `limit` bytes of a file of the process.
 fn try_read(proc: &Path, pid: u32, file: &str, limit: u64) -> std::io::Result<Vec<u8>> {
-    let mut text = Vec::new();
+    let mut text = Vec::with_capacity(USUAL_BYTES);
     File::open(proc.join(pid.to_string()).join(file))?.take(limit).read_to_end(&mut text)?;
     Ok(text)
 }
