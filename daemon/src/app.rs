@@ -121,7 +121,7 @@ pub async fn run(setup: Setup, settings: Settings, mut signals: Signals) -> anyh
         shown: settings.shown.clone().into(),
         is_reload_refused: AtomicBool::new(false),
         shares: UserShares::default(),
-        identities: Default::default(),
+        rendered: Default::default(),
     });
     set_self_reports(&agents, &context);
     let http_connections = Arc::new(AtomicUsize::new(settings.http_connections));

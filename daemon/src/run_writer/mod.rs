@@ -20,7 +20,7 @@ mod retention;
 mod write_queue;
 
 pub(crate) use ended_runs::EndedRuns;
-pub(crate) use live_findings::LiveFindings;
+pub(crate) use live_findings::{LiveFindings, ProcessFindings};
 pub(crate) use retention::{Doubt, Retention};
 pub(crate) use write_queue::Room;
 

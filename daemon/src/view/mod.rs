@@ -81,8 +81,8 @@ pub struct ViewContext {
     pub is_reload_refused: AtomicBool,
     /// Processor time that each user's answers have taken.
     pub shares: UserShares,
-    /// Labels that scrapes write again.
-    pub identities: prometheus::Identities,
+    /// Series of processes that scrapes write again.
+    pub rendered: prometheus::RenderedProcesses,
 }
 
 /// Refusal of a request: the HTTP status, and the reason for the user.

@@ -37,6 +37,16 @@ impl<'a> From<&'a Label<'_>> for Label<'a> {
 }
 
 impl Label<'_> {
+    /// Returns the label of a text of the source code: a short one without special characters.
+    pub(crate) fn word(text: &'static str) -> Label<'static> {
+        debug_assert!(is_plain(text) && !text.contains(['\\', '"']), "{text}");
+        Label(Cow::Borrowed(text))
+    }
+
+    pub(crate) fn into_owned(self) -> Label<'static> {
+        Label(Cow::Owned(self.0.into_owned()))
+    }
+
     pub(crate) fn push(&self, out: &mut String) {
         if !self.0.contains(['\\', '"']) {
             out.push_str(&self.0);

@@ -1,13 +1,12 @@
 //! Values of a process on a device that can be added to those of other processes. Processes without series of their own are added
 //! up and written as one process. So the sum over a metric does not depend on how many processes have series of their own.
 
-use super::families::{Families, Labels, families};
-use super::names::REST;
+use super::families::{Labels, Series, families};
+use super::names::{Named, REST};
 use crate::stats::Family;
 use crate::view::rows::ConsistentSample;
 use crate::view::text::Label;
 use gpumem_ledger::{AccountView, UntrackableParts};
-use std::collections::BTreeMap;
 
 const OF_DEVICE: &[&str] = &["gpu", "uuid", "pid", "start"];
 
@@ -45,9 +44,6 @@ fn parts(parts: &UntrackableParts) -> [i64; 6] {
         parts.unexplained_bytes,
     ]
 }
-
-/// Tracked bytes by category or by tag.
-pub(super) type Named<'a> = BTreeMap<Label<'a>, i64>;
 
 /// Bytes of one process on one device, or the sums of several processes. Unknown values are `None`.
 #[derive(Debug, Default)]
@@ -103,36 +99,33 @@ impl<'a> Amounts<'a> {
             sums.iter_mut().zip(parts).for_each(|(sum, part)| *sum = sum.wrapping_add(part));
         }
         for (sums, more) in [(&mut self.categories, other.categories), (&mut self.tags, other.tags)] {
-            for (name, bytes) in more {
-                let sum = sums.entry(name).or_insert(0);
-                *sum = sum.wrapping_add(bytes);
-            }
+            more.0.into_iter().for_each(|(name, bytes)| sums.add(name, bytes));
         }
     }
 
     pub(crate) fn fold_tags(&mut self) {
-        if !self.tags.is_empty() {
-            let sum = self.tags.values().copied().fold(0, i64::wrapping_add);
-            self.tags = Named::from([(REST.into(), sum)]);
+        if !self.tags.0.is_empty() {
+            let sum = self.tags.0.iter().map(|(_, bytes)| *bytes).fold(0, i64::wrapping_add);
+            self.tags = Named(vec![(REST.into(), sum)]);
         }
     }
 
-    pub(crate) fn write(&self, labels: &Labels, out: &mut Families) {
+    pub(crate) fn write(&self, labels: &Labels, out: &mut Series) {
         out.add(&USED, labels, self.used);
         if let Some(reason) = self.unavailable {
-            out.add_with(&UNAVAILABLE, labels, ("reason", reason), 1_u64);
+            out.add_with(&UNAVAILABLE, labels, ("reason", Label::word(reason)), 1_u64);
         }
         out.add(&PREDATES, labels, self.predates);
         out.add(&UNTRACKABLE, labels, self.untrackable);
         out.add(&TRACKED, labels, self.tracked);
         for (part, bytes) in PARTS.iter().zip(self.parts.iter().flatten()) {
-            out.add_with(&UNTRACKABLE_PART, labels, ("part", *part), *bytes);
+            out.add_with(&UNTRACKABLE_PART, labels, ("part", Label::word(part)), *bytes);
         }
-        for (category, &bytes) in &self.categories {
-            out.add_with(&CATEGORY, labels, ("category", category), bytes);
+        for (category, bytes) in &self.categories.0 {
+            out.add_with(&CATEGORY, labels, ("category", category), *bytes);
         }
-        for (tag, &bytes) in &self.tags {
-            out.add_with(&TAG, labels, ("tag", tag), bytes);
+        for (tag, bytes) in &self.tags.0 {
+            out.add_with(&TAG, labels, ("tag", tag), *bytes);
         }
     }
 }

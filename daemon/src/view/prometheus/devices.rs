@@ -1,6 +1,6 @@
 //! Series of devices.
 
-use super::families::{Families, Labels, families};
+use super::families::{Labels, Series, families};
 use crate::aggregator::Published;
 use crate::stats::Family;
 use crate::view::Health;
@@ -52,7 +52,7 @@ pub(super) fn labels(device: &DeviceView, health: &Health) -> Labels {
     Labels::new().with("gpu", &index.to_string()).with("uuid", &device.name.to_string())
 }
 
-pub(super) fn collect(published: &Published, health: &Health, out: &mut Families) {
+pub(super) fn collect(published: &Published, health: &Health, out: &mut Series) {
     let now_ns = published.now_ns();
     for device in published.snapshot.devices.iter().filter(|device| health.nvml.may_have(device.name)) {
         let status = health.nvml.device(device.name);
@@ -89,6 +89,6 @@ pub(super) fn collect(published: &Published, health: &Health, out: &mut Families
         out.add(&FREE, &labels, reading.free_bytes);
         out.add(&SYSTEM, &labels, reading.system_reserved_bytes);
         out.add(&UNACCOUNTED, &labels, device.agreed.map(|agreed| agreed.unaccounted_bytes));
-        out.add(&AGE, &labels, now_ns.saturating_sub(reading.time_ns) as f64 / 1e9);
+        out.add_age(&AGE, &labels, reading.time_ns);
     }
 }

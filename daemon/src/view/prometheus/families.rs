@@ -2,6 +2,7 @@
 
 use crate::stats::Family;
 use crate::view::text::{Label, Number};
+use std::sync::Arc;
 
 /// Makes a static for each family from its type, name, labels and help text, and the list `FAMILIES`.
 macro_rules! families {
@@ -16,7 +17,7 @@ macro_rules! families {
 pub(super) use families;
 
 /// Labels that several series share, as text.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Labels(String);
 
 /// Bytes that a copy of labels has room for, because most copies get further labels.
@@ -52,31 +53,25 @@ fn push_pair(out: &mut String, name: &str, value: &Label<'_>) {
     out.push('"');
 }
 
-/// Lengths and counts of a scrape, to which [`Families::undo`] resets it.
-#[derive(Debug)]
-pub(crate) struct Mark {
-    lengths: Vec<usize>,
-    series: usize,
-    omitted: u64,
+/// Series of one owner as text, which later scrapes write again while the owner does not change. Values that change all the time
+/// are left out.
+#[derive(Debug, Default)]
+pub(crate) struct Series {
+    text: String,
+    lines: Vec<Line>,
 }
 
 #[derive(Debug)]
-pub(crate) struct Families {
-    families: Vec<(Family, String)>,
-    /// Index in `families` of the last series' family. The next series mostly has the same family or one of the next.
-    last: usize,
-    series: usize,
-    max_series: usize,
-    /// Number of series that were omitted because of the limit.
-    pub omitted: u64,
+struct Line {
+    family: &'static Family,
+    /// End of the line in the text.
+    end: usize,
+    /// For a line without its value, which is an age: the time (ns) at which the age was 0.
+    since_ns: Option<u64>,
 }
 
-impl Families {
-    pub(crate) fn new(max_series: usize) -> Self {
-        Families { families: Vec::new(), last: 0, series: 0, max_series, omitted: 0 }
-    }
-
-    /// Writes a series, unless its value is unknown. Beyond the limit a series is omitted and counted.
+impl Series {
+    /// Writes a series, unless its value is unknown.
     pub(crate) fn add(&mut self, family: &'static Family, labels: &Labels, value: impl Number) {
         self.push(family, labels, None, value);
     }
@@ -91,6 +86,12 @@ impl Families {
         self.push(family, labels, Some((name, &own.into())), value);
     }
 
+    /// Writes a series whose value is the time in seconds, at each scrape, since `since_ns`.
+    pub(crate) fn add_age(&mut self, family: &'static Family, labels: &Labels, since_ns: u64) {
+        self.push_labels(family, labels, None);
+        self.lines.push(Line { family, end: self.text.len(), since_ns: Some(since_ns) });
+    }
+
     fn push(
         &mut self,
         family: &'static Family,
@@ -98,21 +99,16 @@ impl Families {
         own: Option<(&str, &Label<'_>)>,
         value: impl Number,
     ) {
-        if !value.is_known() {
-            return;
+        if value.is_known() {
+            self.push_labels(family, labels, own);
+            value.push(&mut self.text);
+            self.text.push('\n');
+            self.lines.push(Line { family, end: self.text.len(), since_ns: None });
         }
-        if self.series >= self.max_series {
-            self.omitted += 1;
-            return;
-        }
-        self.series += 1;
-        let mut from_last = (self.last..self.families.len()).chain(0..self.last);
-        let known = from_last.find(|&at| std::ptr::eq(self.families[at].0.name, family.name));
-        self.last = known.unwrap_or_else(|| {
-            self.families.push((*family, String::with_capacity(4096)));
-            self.families.len() - 1
-        });
-        let out = &mut self.families[self.last].1;
+    }
+
+    fn push_labels(&mut self, family: &Family, labels: &Labels, own: Option<(&str, &Label<'_>)>) {
+        let out = &mut self.text;
         out.push_str(family.name);
         if !labels.0.is_empty() || own.is_some() {
             out.push('{');
@@ -123,36 +119,88 @@ impl Families {
             out.push('}');
         }
         out.push(' ');
-        value.push(out);
-        out.push('\n');
     }
 
-    pub(crate) fn mark(&self) -> Mark {
-        let lengths = self.families.iter().map(|(_, text)| text.len()).collect();
-        Mark { lengths, series: self.series, omitted: self.omitted }
+    /// Drops the room for further series.
+    pub(crate) fn shrink(&mut self) {
+        self.text.shrink_to_fit();
+        self.lines.shrink_to_fit();
+    }
+}
+
+/// Bytes of an age, at most.
+const AGE_BYTES: usize = 24;
+
+/// The series of one scrape, up to a limit.
+#[derive(Debug)]
+pub(crate) struct Families {
+    /// Series of each owner, with the number of lines that are within the limit.
+    owners: Vec<(Arc<Series>, usize)>,
+    count: usize,
+    max_series: usize,
+    /// Number of series that were omitted because of the limit.
+    pub omitted: u64,
+}
+
+impl Families {
+    pub(crate) fn new(max_series: usize) -> Self {
+        Families { owners: Vec::new(), count: 0, max_series, omitted: 0 }
     }
 
-    /// Returns whether no series was omitted since `since`, and `more` series fit.
-    pub(crate) fn has_room(&self, since: &Mark, more: usize) -> bool {
-        self.omitted == since.omitted && self.series.saturating_add(more) <= self.max_series
+    /// Adds series. Those beyond the limit are omitted and counted.
+    pub(crate) fn add(&mut self, series: Series) {
+        let all = series.lines.len();
+        let fitting = all.min(self.max_series.saturating_sub(self.count));
+        self.omitted += (all - fitting) as u64;
+        self.count += fitting;
+        self.owners.push((series.into(), fitting));
     }
 
-    pub(crate) fn undo(&mut self, since: Mark) {
-        let lengths = since.lengths.into_iter().chain(std::iter::repeat(0));
-        self.families.iter_mut().zip(lengths).for_each(|((_, text), length)| text.truncate(length));
-        (self.series, self.omitted) = (since.series, since.omitted);
+    /// Adds all series of an owner if `more` further ones fit. Returns whether it did.
+    pub(crate) fn add_whole(&mut self, series: &Arc<Series>, more: usize) -> bool {
+        let all = series.lines.len();
+        let fits = self.count.saturating_add(all).saturating_add(more) <= self.max_series;
+        if fits {
+            self.count += all;
+            self.owners.push((Arc::clone(series), all));
+        }
+        fits
     }
 
-    pub(crate) fn text(self) -> String {
-        let bytes: usize = self.families.iter().map(|(_, series)| series.len() + 256).sum();
-        let mut text = String::with_capacity(bytes + 16_384);
-        for (family, series) in self.families.iter().filter(|(_, series)| !series.is_empty()) {
+    /// Returns the text, with room for `more` bytes. `now_ns`: the time from which ages are computed.
+    pub(crate) fn text(&self, now_ns: u64, more: usize) -> String {
+        let mut families: Vec<(&Family, Vec<(&str, Option<u64>)>)> = Vec::new();
+        // The family of the next line is mostly that of the last line or one of the next.
+        let (mut last, mut bytes) = (0, more);
+        for (series, lines) in &self.owners {
+            let mut start = 0;
+            for line in &series.lines[..*lines] {
+                let mut from_last = (last..families.len()).chain(0..last);
+                let known = from_last.find(|&at| std::ptr::eq(families[at].0.name, line.family.name));
+                last = known.unwrap_or_else(|| {
+                    families.push((line.family, Vec::new()));
+                    bytes += 2 * line.family.name.len() + line.family.help.len() + 32;
+                    families.len() - 1
+                });
+                families[last].1.push((&series.text[start..line.end], line.since_ns));
+                bytes += line.end - start + line.since_ns.map_or(0, |_| AGE_BYTES);
+                start = line.end;
+            }
+        }
+        let mut text = String::with_capacity(bytes);
+        for (family, lines) in families {
             for part in
                 ["# HELP ", family.name, " ", family.help, "\n# TYPE ", family.name, " ", family.kind, "\n"]
             {
                 text.push_str(part);
             }
-            text.push_str(series);
+            for (line, since_ns) in lines {
+                text.push_str(line);
+                if let Some(since_ns) = since_ns {
+                    (now_ns.saturating_sub(since_ns) as f64 / 1e9).push(&mut text);
+                    text.push('\n');
+                }
+            }
         }
         text
     }
@@ -164,36 +212,64 @@ mod tests {
 
     static A: Family = Family { name: "a_bytes", help: "A.", kind: "gauge", labels: &[] };
     static B: Family = Family { name: "b_total", help: "B.", kind: "counter", labels: &[] };
+    static AGE: Family = Family { name: "c_seconds", help: "C.", kind: "gauge", labels: &[] };
 
     #[test]
     fn families_are_whole() {
         let labels = Labels::default().with("pid", "1").with("user", "a\"\n");
+        let (mut series, mut others) = (Series::default(), Series::default());
+        series.add(&A, &labels, 5_u64);
+        series.add(&B, &Labels::default(), 6_u64);
+        series.add(&A, &Labels::default(), Some(-7_i64));
+        series.add(&A, &Labels::default(), None::<u64>);
+        others.add_with(&B, &labels, ("reason", "x"), 8_u64);
+        others.add(&A, &labels, 9_u64);
         let mut families = Families::new(4);
-        families.add(&A, &labels, 5_u64);
-        families.add(&B, &Labels::default(), 6_u64);
-        families.add(&A, &Labels::default(), -7_i64);
-        families.add_with(&B, &labels, ("reason", "x"), 8_u64);
-        families.add(&A, &labels, 9_u64);
+        families.add(series);
+        families.add(others);
         assert_eq!(families.omitted, 1);
         assert_eq!(
-            families.text(),
+            families.text(0, 0),
             "# HELP a_bytes A.\n# TYPE a_bytes gauge\na_bytes{pid=\"1\",user=\"a\\\"\\\\u{a}\"} 5\na_bytes -7\n\
              # HELP b_total B.\n# TYPE b_total counter\nb_total 6\n\
              b_total{pid=\"1\",user=\"a\\\"\\\\u{a}\",reason=\"x\"} 8\n"
         );
     }
+
     #[test]
-    fn what_is_undone_was_never_written() {
-        let mut families = Families::new(3);
-        families.add(&A, &Labels::default(), 1_u64);
-        let before = families.mark();
-        assert!(families.has_room(&before, 2) && !families.has_room(&before, 3));
-        (0..3).for_each(|_| families.add(&A, &Labels::default(), 2_u64));
-        families.add(&B, &Labels::default(), 3_u64);
-        assert!(!families.has_room(&before, 0));
-        families.undo(before);
+    fn an_owner_has_all_series_or_none() {
+        let owner = |count| {
+            let mut series = Series::default();
+            (0..count).for_each(|number: u64| series.add(&A, &Labels::default(), number));
+            Arc::new(series)
+        };
+        let mut families = Families::new(4);
+        assert!(families.add_whole(&owner(1), 3));
+        assert!(!families.add_whole(&owner(1), 3), "no room for more");
+        assert!(!families.add_whole(&owner(4), 0));
+        assert!(families.add_whole(&owner(3), 0));
         assert_eq!(families.omitted, 0);
-        families.add(&A, &Labels::default(), 4_u64);
-        assert_eq!(families.text(), "# HELP a_bytes A.\n# TYPE a_bytes gauge\na_bytes 1\na_bytes 4\n");
+        let text = families.text(0, 0);
+        assert_eq!(
+            text,
+            "# HELP a_bytes A.\n# TYPE a_bytes gauge\na_bytes 0\na_bytes 0\na_bytes 1\na_bytes 2\n"
+        );
+    }
+
+    #[test]
+    fn ages_are_those_of_the_scrape() {
+        let mut series = Series::default();
+        series.add_age(&AGE, &Labels::default().with("pid", "1"), 1_000_000_000);
+        series.add(&A, &Labels::default(), 3_u64);
+        let series = Arc::new(series);
+        for (now_ns, age) in [(1_500_000_000, "0.5"), (4_000_000_000, "3"), (0, "0")] {
+            let mut families = Families::new(2);
+            assert!(families.add_whole(&series, 0));
+            let text = families.text(now_ns, 0);
+            assert!(
+                text.contains(&format!("c_seconds{{pid=\"1\"}} {age}\n")) && text.ends_with("\na_bytes 3\n"),
+                "{text}"
+            );
+        }
     }
 }

@@ -6,6 +6,7 @@
 //! processes  values of processes, from the published snapshot
 //! amounts    values of a process that can be added to those of other processes
 //! names      categories and tags of a process's memory
+//! rendered   keeps the series of each process until it changes
 //! families   writes the values of GPUs and processes
 //! ```
 //!
@@ -17,10 +18,10 @@
 mod amounts;
 mod devices;
 mod families;
-mod identities;
 mod names;
 mod own;
 mod processes;
+mod rendered;
 
 #[cfg(test)]
 use crate::aggregator::Published;
@@ -30,10 +31,13 @@ use crate::stats::{self, Count, Family, Timing};
 use crate::view::Health;
 use crate::view::{ViewContext, ViewSettings};
 pub use devices::MAX_SERIES_PER_DEVICE;
-use families::Families;
-pub use identities::Identities;
+use families::{Families, Series};
 use processes::ProcessSeries;
+pub use rendered::RenderedProcesses;
 use std::time::Instant;
+
+/// Room for the metrics about the daemon itself, in bytes.
+const OWN_BYTES: usize = 32 << 10;
 
 /// Returns the text of one scrape for clients whose user is unknown: `tenants` of the configuration decides what they see of
 /// processes.
@@ -50,13 +54,13 @@ fn scrape_as(context: &ViewContext, shown: ViewSettings) -> String {
     let began = Instant::now();
     let published = context.reader.read();
     let health = context.sources.health();
-    let mut families = Families::new(shown.max_series);
-    devices::collect(&published, &health, &mut families);
-    let findings = context.run_writer.findings();
-    let folded =
-        ProcessSeries::new(&published, &health, &shown, findings, &context.identities).write(&mut families);
+    let (mut families, mut devices) = (Families::new(shown.max_series), Series::default());
+    devices::collect(&published, &health, &mut devices);
+    families.add(devices);
+    let processes = ProcessSeries::new(&published, &health, &shown, context.run_writer.findings());
+    let folded = processes.write(&mut context.rendered.lock(), &mut families);
     context.stats.add(Count::SeriesFolded, families.omitted);
-    let mut text = families.text();
+    let mut text = families.text(published.now_ns(), OWN_BYTES);
     own::write(context, &health, &published, folded, &mut text);
     context.stats.observe(Timing::Scrape, began.elapsed());
     text
@@ -77,7 +81,7 @@ pub fn max_series_per_process(shown: &ViewSettings, devices: usize) -> usize {
 #[cfg(test)]
 pub(super) fn of_processes(published: &Published, health: &Health, shown: &ViewSettings) -> String {
     let mut families = Families::new(shown.max_series);
-    ProcessSeries::new(published, health, shown, &Default::default(), &Default::default())
-        .write(&mut families);
-    families.text()
+    ProcessSeries::new(published, health, shown, &Default::default())
+        .write(&mut RenderedProcesses::default().lock(), &mut families);
+    families.text(published.now_ns(), 0)
 }

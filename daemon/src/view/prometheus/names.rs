@@ -1,6 +1,5 @@
 //! Assigns names to the cells of a process (its units of tracked memory): categories by the rules, or its largest tags.
 
-use super::amounts::Named;
 use crate::view::text::Label;
 use gpumem_ledger::{CellView, Class, ProcessView};
 use gpumem_report::category::{OTHERS, Rules};
@@ -15,17 +14,45 @@ pub(super) const EXTRA_TAGS: usize = 4;
 /// Number of names besides the categories of the rules: idle pool memory, pools that report no blocks (opaque), `Others`.
 pub(super) const EXTRA_CATEGORIES: usize = 3;
 
-/// Tag or category of each cell of a process, in the order of the cells.
-pub(super) struct Names<'a>(Vec<Label<'a>>);
+/// Bytes by tag or by category, sorted by name.
+#[derive(Debug, Default)]
+pub(super) struct Named<'a>(pub Vec<(Label<'a>, i64)>);
+
+impl<'a> Named<'a> {
+    pub(crate) fn add(&mut self, name: Label<'a>, bytes: i64) {
+        match self.0.binary_search_by(|(known, _)| known.cmp(&name)) {
+            Ok(at) => self.0[at].1 = self.0[at].1.wrapping_add(bytes),
+            Err(at) => self.0.insert(at, (name, bytes)),
+        }
+    }
+}
+
+/// Tag or category of each cell of a process.
+#[derive(Debug)]
+pub(super) struct Names<'a> {
+    /// The different names, sorted.
+    names: Vec<Label<'a>>,
+    /// Index in `names` for each cell.
+    of_cells: Vec<usize>,
+}
 
 impl<'a> Names<'a> {
+    fn new(of_cells: Vec<Label<'a>>) -> Self {
+        let mut names = of_cells.clone();
+        names.sort();
+        names.dedup();
+        let index = |name: &Label<'_>| names.binary_search(name).unwrap_or_default();
+        let of_cells = of_cells.iter().map(index).collect();
+        Names { names, of_cells }
+    }
+
     pub(crate) fn categories(process: &ProcessView, rules: &'a Rules) -> Self {
         let name = |cell: &CellView| match cell.class {
             _ if cell.is_idle() => "pool idle".into(),
             Class::Opaque => "opaque pools".into(),
             Class::Direct | Class::Block | Class::PoolIdle => rules.category(cell).unwrap_or(OTHERS).into(),
         };
-        Names(process.cells.iter().map(name).collect())
+        Names::new(process.cells.iter().map(name).collect())
     }
 
     /// Returns the tag of each cell. Only the `max_tags` tags with the most bytes in `ranked` are named. The caller passes the
@@ -52,18 +79,33 @@ impl<'a> Names<'a> {
             Ok(_) => REST.into(),
             Err(word) => word.into(),
         };
-        Names(process.cells.iter().map(name).collect())
+        Names::new(process.cells.iter().map(name).collect())
+    }
+
+    /// Returns names that can be kept.
+    pub(crate) fn into_owned(self) -> Names<'static> {
+        let names = self.names.into_iter().map(Label::into_owned).collect();
+        Names { names, of_cells: self.of_cells }
     }
 
     /// Returns the bytes of each tag or category. `amounts` has the bytes of each cell.
-    pub(crate) fn sums(&self, amounts: &[i64]) -> Named<'a> {
-        let mut sums = Named::new();
-        for (name, &bytes) in self.0.iter().zip(amounts).filter(|(_, bytes)| **bytes != 0) {
-            match sums.get_mut(name) {
-                Some(sum) => *sum = sum.wrapping_add(bytes),
-                None => drop(sums.insert(name.clone(), bytes)),
-            }
+    pub(crate) fn sums(&self, amounts: &[i64]) -> Named<'_> {
+        let names = self.names.iter().map(Label::from);
+        Named(names.zip(self.totals(amounts)).filter_map(|(name, sum)| Some((name, sum?))).collect())
+    }
+
+    /// Like [`Names::sums`].
+    pub(crate) fn into_sums(self, amounts: &[i64]) -> Named<'a> {
+        let totals = self.totals(amounts);
+        Named(self.names.into_iter().zip(totals).filter_map(|(name, sum)| Some((name, sum?))).collect())
+    }
+
+    /// Returns the bytes for each of `names`; `None` if no cell has any.
+    fn totals(&self, amounts: &[i64]) -> Vec<Option<i64>> {
+        let mut totals = vec![None; self.names.len()];
+        for (&name, &bytes) in self.of_cells.iter().zip(amounts).filter(|(_, bytes)| **bytes != 0) {
+            totals[name] = Some(totals[name].unwrap_or(0_i64).wrapping_add(bytes));
         }
-        sums
+        totals
     }
 }

@@ -1,6 +1,6 @@
 //! Values about the daemon itself that are read at each scrape; its counters and histograms are written as events happen.
 
-use super::families::{Families, Labels};
+use super::families::{Families, Labels, Series};
 use super::processes::Folded;
 use crate::aggregator::Published;
 use crate::stats::Value;
@@ -51,15 +51,17 @@ pub(super) fn write(
         (Value::ResidentBytes, resident_bytes()),
         (Value::OpenFds, open_fds()),
     ];
-    let mut families = Families::new(usize::MAX);
+    let mut series = Series::default();
     for (value, number) in values {
         if let Some((family, label)) = value.series() {
             let label = family.labels.iter().zip(label);
             let labels = label.fold(Labels::default(), |labels, (name, value)| labels.with(name, value));
-            families.add(family, &labels, number);
+            series.add(family, &labels, number);
         }
     }
-    text.push_str(&families.text());
+    let mut families = Families::new(usize::MAX);
+    families.add(series);
+    text.push_str(&families.text(0, 0));
     match context.stats.text() {
         Ok(own) => text.push_str(&own),
         Err(error) => tracing::error!(%error, "metrics about the daemon itself are missing in this scrape"),

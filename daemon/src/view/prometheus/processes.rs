@@ -6,21 +6,23 @@
 
 use super::amounts::{self, Amounts};
 use super::devices;
-use super::families::{Families, Labels, families};
-use super::identities::Identities;
+use super::families::{Families, Labels, Series, families};
 use super::names::{EXTRA_CATEGORIES, EXTRA_TAGS, Names, REST};
+use super::rendered::{Parts, Rendered, Scope};
 use crate::aggregator::Published;
 use crate::clock::{process_age, since_boot};
 use crate::config::Tenants;
 use crate::run_writer::LiveFindings;
 use crate::stats::Family;
 use crate::view::rows::{ConsistentSample, flags};
+use crate::view::text::Label;
 use crate::view::{Health, ViewSettings};
-use gpumem_ledger::{AccountView, ClosedSample, Facts, ProcessKey, ProcessView};
+use gpumem_ledger::{AccountView, Facts, ProcessKey, ProcessView};
 use gpumem_model::owner::{CLAIMED, Owner, OwnerField};
+use gpumem_report::findings::Finding;
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 const PROCESS: &[&str] = &["pid", "start"];
 const IDENTITY: &[&str] = &[
@@ -105,11 +107,7 @@ pub(super) struct ProcessSeries<'a> {
     published: &'a Published,
     shown: &'a ViewSettings,
     live: &'a LiveFindings,
-    identities: &'a Identities,
-    /// Whether this machine has the device, for each device of the snapshot.
-    is_present: Vec<bool>,
-    /// Labels of each device of the snapshot. Writing a UUID for each process would take longer than the process's numbers.
-    device_labels: Vec<Labels>,
+    scope: Arc<Scope>,
 }
 
 impl<'a> ProcessSeries<'a> {
@@ -118,57 +116,72 @@ impl<'a> ProcessSeries<'a> {
         health: &Health,
         shown: &'a ViewSettings,
         live: &'a LiveFindings,
-        identities: &'a Identities,
     ) -> Self {
         let devices = &published.snapshot.devices;
         let is_present = devices.iter().map(|device| health.nvml.may_have(device.name)).collect();
         let device_labels = devices.iter().map(|device| devices::labels(device, health)).collect();
-        ProcessSeries { published, shown, live, identities, is_present, device_labels }
+        let (rules, tags, tenants) = (Arc::clone(&shown.rules), shown.tags, shown.tenants);
+        let scope = Arc::new(Scope { is_present, device_labels, rules, tags, tenants });
+        ProcessSeries { published, shown, live, scope }
     }
 
-    pub(crate) fn write(&self, out: &mut Families) -> Folded {
-        let running = self.published.snapshot.running();
-        let mut live: Vec<_> = running.filter(|process| !process.accounts.is_empty()).collect();
+    pub(crate) fn write(&self, rendered: &mut Rendered, out: &mut Families) -> Folded {
+        let is_live = |process: &&Arc<ProcessView>| process.ended.is_none() && !process.accounts.is_empty();
+        let mut live: Vec<_> = self.published.snapshot.processes.iter().filter(is_live).collect();
         live.sort_by_key(|process| (process.key.start_ticks, process.key.pid));
-        self.write_counts(&live, out);
-        self.identities.keep(&live);
+        out.add(self.counts(&live));
+        rendered.set_scope(&self.scope);
         let up = since_boot();
         // Reserve room for the series of the process `(other)`.
         let categories = self.shown.rules.structure.rules.len();
-        let present = self.is_present.iter().filter(|is_present| **is_present).count();
+        let present = self.scope.is_present.iter().filter(|is_present| **is_present).count();
         let reserve = 1 + present * (amounts::MAX_SERIES + categories + EXTRA_CATEGORIES + EXTRA_TAGS);
-        let (mut folded, mut rest) = (Folded::default(), BTreeMap::<usize, Amounts<'_>>::new());
-        for process in live {
-            let amounts = self.amounts(process);
+        let (mut folded, mut rest) = (Folded::default(), Vec::new());
+        for process in &live {
             let start_ticks = process.key.start_ticks;
             if start_ticks != 0 && process_age(start_ticks, up) < self.shown.young {
                 folded.young += 1;
             } else {
-                let before = out.mark();
-                self.write_process(process, &amounts, out);
-                if out.has_room(&before, reserve) {
+                let findings = self.live.of(process.key);
+                let render = |parts: &mut Parts| self.render(process, findings.as_deref(), parts);
+                if out.add_whole(rendered.series(process, &findings, render), reserve) {
                     continue;
                 }
-                out.undo(before);
+                rendered.forget(process.key);
                 folded.room += 1;
             }
-            for (device, _, mut amounts) in amounts {
-                amounts.fold_tags();
-                rest.entry(device).or_default().add(amounts);
-            }
+            rest.push((process, self.categories(process)));
         }
-        if folded.young + folded.room > 0 {
-            out.add_with(&INFO, &process_labels(Labels::new(), REST, "0"), ("comm", REST), 1_u64);
-        }
-        for (device, amounts) in rest {
-            amounts.write(&process_labels(self.device_labels[device].clone(), REST, "0"), out);
-        }
+        rendered.keep(&live);
+        out.add(self.rest(&rest));
         folded
     }
 
-    fn write_counts(&self, live: &[&ProcessView], out: &mut Families) {
-        // Processes with and without an agent on each device.
-        let mut counts = vec![[0_u64; 2]; self.is_present.len()];
+    /// Returns the series of the process `(other)`: the sums over processes without series of their own.
+    fn rest(&self, processes: &[(&&Arc<ProcessView>, Option<Names<'_>>)]) -> Series {
+        let (mut series, mut sums) = (Series::default(), BTreeMap::<usize, Amounts<'_>>::new());
+        for (process, categories) in processes {
+            for (device, _, mut amounts) in self.amounts(process, categories.as_ref()) {
+                amounts.fold_tags();
+                sums.entry(device).or_default().add(amounts);
+            }
+        }
+        if !processes.is_empty() {
+            series.add_with(&INFO, &process_labels(Labels::new(), REST, "0"), ("comm", REST), 1_u64);
+        }
+        for (device, amounts) in sums {
+            amounts.write(&process_labels(self.device_labels(device), REST, "0"), &mut series);
+        }
+        series
+    }
+
+    fn device_labels(&self, device: usize) -> Labels {
+        self.scope.device_labels[device].clone()
+    }
+
+    /// Returns the numbers of processes with and without an agent on each device.
+    fn counts(&self, live: &[&Arc<ProcessView>]) -> Series {
+        let (mut series, mut counts) = (Series::default(), vec![[0_u64; 2]; self.scope.is_present.len()]);
         for process in live {
             for device in process.accounts.iter().filter_map(|account| account.device) {
                 if let Some(counts) = counts.get_mut(device) {
@@ -176,28 +189,36 @@ impl<'a> ProcessSeries<'a> {
                 }
             }
         }
-        for (device, counts) in counts.iter().enumerate().filter(|(device, _)| self.is_present[*device]) {
+        for (device, counts) in counts.iter().enumerate().filter(|(device, _)| self.scope.is_present[*device])
+        {
             for (word, count) in ["covered", "uncovered"].into_iter().zip(counts) {
-                out.add_with(&COUNT, &self.device_labels[device], ("coverage", word), *count);
+                let labels = &self.scope.device_labels[device];
+                series.add_with(&COUNT, labels, ("coverage", Label::word(word)), *count);
             }
         }
+        series
     }
 
     /// Returns whether this machine has the device of an account; `None` if the account has no device.
     fn has_device(&self, account: &AccountView) -> Option<bool> {
-        self.is_present.get(account.device?).copied()
+        self.scope.is_present.get(account.device?).copied()
     }
 
-    fn amounts(&self, process: &'a ProcessView) -> Vec<OnDevice<'a>> {
+    /// Returns the category of each cell of a process with an agent.
+    fn categories(&self, process: &ProcessView) -> Option<Names<'_>> {
+        process.coverage.covered.then(|| Names::categories(process, &self.scope.rules.structure))
+    }
+
+    fn amounts<'p>(&self, process: &'p ProcessView, categories: Option<&'p Names<'_>>) -> Vec<OnDevice<'p>> {
         let covered = process.coverage.covered;
-        let categories = covered.then(|| Names::categories(process, &self.shown.rules.structure));
-        let of_account = |account: &'a AccountView| {
+        let of_account = |account: &'p AccountView| {
             let (mut amounts, held) = Amounts::of(account, covered);
-            if let Some(categories) = &categories {
+            if let Some(categories) = categories {
                 amounts.categories = categories.sums(held);
             }
-            if covered && self.shown.tags > 0 && self.shown.tenants == Tenants::Named {
-                amounts.tags = Names::tags(process, &account.peak.amounts, self.shown.tags).sums(held);
+            if covered && self.scope.tags > 0 && self.scope.tenants == Tenants::Named {
+                let tags = Names::tags(process, &account.peak.amounts, self.scope.tags);
+                amounts.tags = tags.into_sums(held);
             }
             Some((account.device?, account, amounts))
         };
@@ -205,19 +226,21 @@ impl<'a> ProcessSeries<'a> {
         accounts.filter_map(of_account).collect()
     }
 
-    fn write_process(&self, process: &ProcessView, amounts: &[OnDevice<'_>], out: &mut Families) {
-        let is_named = self.shown.tenants == Tenants::Named;
+    /// Returns the series of a process. `parts`: parts of its earlier series.
+    fn render(
+        &self,
+        process: &ProcessView,
+        findings: Option<&[(Option<String>, Finding)]>,
+        parts: &mut Parts,
+    ) -> Series {
+        let is_named = self.scope.tenants == Tenants::Named;
         let (pid, start) = match is_named {
             true => (process.key.pid.to_string(), process.key.start_ticks.to_string()),
             false => (pseudonym(process.key), "0".to_owned()),
         };
-        let own = process_labels(Labels::new(), &pid, &start);
+        let (own, mut out) = (process_labels(Labels::new(), &pid, &start), Series::default());
         match is_named {
-            true => self.identities.write(
-                process,
-                |facts| identity_labels(facts, &own),
-                |labels| out.add(&INFO, labels, 1_u64),
-            ),
+            true => out.add(&INFO, parts.identity(process, |facts| identity_labels(facts, &own)), 1_u64),
             false => out.add(&INFO, &own, 1_u64),
         }
         if process.coverage.covered && is_named {
@@ -232,17 +255,27 @@ impl<'a> ProcessSeries<'a> {
         let claimed = process.accounts.iter().filter(|account| self.has_device(account) == Some(false));
         let claimed = claimed.count() as u64;
         out.add(&CLAIMED_DEVICES, &own, (claimed > 0).then_some(claimed));
-        for (device, account, amounts) in amounts {
-            let labels = process_labels(self.device_labels[*device].clone(), &pid, &start);
-            amounts.write(&labels, out);
-            self.write_other(process, account, &labels, out);
-            self.write_findings(process, *device, &labels, out);
+        let categories = parts.categories(process, || self.categories(process));
+        for (device, account, amounts) in self.amounts(process, categories) {
+            let labels = process_labels(self.device_labels(device), &pid, &start);
+            amounts.write(&labels, &mut out);
+            write_other(process, account, &labels, &mut out);
+            self.write_findings(findings.unwrap_or_default(), device, &labels, &mut out);
         }
+        out
     }
 
     /// Writes the bytes of the findings about a process on a device, one series for each kind and severity.
-    fn write_findings(&self, process: &ProcessView, device: usize, labels: &Labels, out: &mut Families) {
-        let Some(findings) = self.live.of(process.key) else { return };
+    fn write_findings(
+        &self,
+        findings: &[(Option<String>, Finding)],
+        device: usize,
+        labels: &Labels,
+        out: &mut Series,
+    ) {
+        if findings.is_empty() {
+            return;
+        }
         let uuid = self.published.snapshot.devices[device].name.to_string();
         let mut sums = BTreeMap::new();
         for (_, finding) in findings.iter().filter(|(of, _)| of.as_deref() == Some(&*uuid)).take(MAX_FINDINGS)
@@ -255,30 +288,30 @@ impl<'a> ProcessSeries<'a> {
             out.add_with(&FINDING, &labels, ("severity", &*severity.name()), bytes);
         }
     }
+}
 
-    /// Writes the values that cannot be added to those of other processes.
-    fn write_other(&self, process: &ProcessView, account: &AccountView, labels: &Labels, out: &mut Families) {
-        let age_ns = |sample: &ClosedSample| self.published.now_ns().saturating_sub(sample.t1_ns);
-        let sample = ConsistentSample::of(account).sample;
-        out.add(&AGE, labels, sample.map(|sample| age_ns(sample) as f64 / 1e9));
-        if process.coverage.covered {
-            out.add(&TRACKED_PEAK, labels, account.peak.tracked_bytes);
-            let outside = &account.beside;
-            for (kind, bytes) in [
-                ("managed", outside.managed_bytes),
-                ("pinned", outside.pinned_bytes),
-                ("registered", outside.registered_bytes),
-                ("imported", outside.imported_bytes),
-                ("host_vmm", outside.host_vmm_bytes),
-            ] {
-                out.add_with(&OUTSIDE, labels, ("kind", kind), (bytes != 0).then_some(bytes));
-            }
+/// Writes the values that cannot be added to those of other processes.
+fn write_other(process: &ProcessView, account: &AccountView, labels: &Labels, out: &mut Series) {
+    if let Some(sample) = ConsistentSample::of(account).sample {
+        out.add_age(&AGE, labels, sample.t1_ns);
+    }
+    if process.coverage.covered {
+        out.add(&TRACKED_PEAK, labels, account.peak.tracked_bytes);
+        let outside = &account.beside;
+        for (kind, bytes) in [
+            ("managed", outside.managed_bytes),
+            ("pinned", outside.pinned_bytes),
+            ("registered", outside.registered_bytes),
+            ("imported", outside.imported_bytes),
+            ("host_vmm", outside.host_vmm_bytes),
+        ] {
+            out.add_with(&OUTSIDE, labels, ("kind", Label::word(kind)), (bytes != 0).then_some(bytes));
         }
-        out.add(&USED_PEAK, labels, account.peak_used.map(|(used, _)| used));
-        out.add(&PROTECTED, labels, account.protected_bytes.filter(|_| account.complete.is_some()));
-        for flag in flags(process, account) {
-            out.add_with(&FLAG, labels, ("flag", flag), 1_u64);
-        }
+    }
+    out.add(&USED_PEAK, labels, account.peak_used.map(|(used, _)| used));
+    out.add(&PROTECTED, labels, account.protected_bytes.filter(|_| account.complete.is_some()));
+    for flag in flags(process, account) {
+        out.add_with(&FLAG, labels, ("flag", Label::word(flag)), 1_u64);
     }
 }
 

@@ -86,7 +86,7 @@ impl Node {
             is_reload_refused: false.into(),
             fixed: StartupInfo::default(),
             shares: Default::default(),
-            identities: Default::default(),
+            rendered: Default::default(),
         };
         let mut node = Node { core, context, thread };
         for index in 0..devices {
