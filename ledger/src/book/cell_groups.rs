@@ -150,7 +150,7 @@ impl CellTable {
         if (group.has_member || group.up == NONE) && group.cell.is_none() {
             group.cell = Some(next);
             self.keys.push(group.key);
-            self.ids.insert(group.key, next);
+            self.ids.insert(group.key.packed(), next);
         }
         group.has_member = true;
     }

@@ -27,9 +27,21 @@ pub(crate) struct CellKey {
     pub inherited: bool,
 }
 
+/// The fields of a [`CellKey`] in few words: each block is looked up by its key, and few words are hashed and compared faster.
+pub(crate) type PackedKey = (u64, u64, u32);
+
 impl CellKey {
     pub fn plain(class: Class) -> Self {
         CellKey { class, ..CellKey::default() }
+    }
+
+    #[inline]
+    pub fn packed(&self) -> PackedKey {
+        let CellKey { class, role, phase, module, tag, origin, pool, pending, inherited } = *self;
+        let codes =
+            [class as u8, role.to_code(), phase.to_code(), u8::from(pending) | u8::from(inherited) << 1];
+        let codes = u64::from(u32::from_le_bytes(codes)) | u64::from(module) << 32;
+        (codes, u64::from(tag) | u64::from(origin) << 32, pool)
     }
 }
 
@@ -98,7 +110,7 @@ pub(crate) const OVERFLOW_TAG: u32 = u32::MAX;
 #[derive(Debug)]
 pub(crate) struct CellTable {
     pub keys: Vec<CellKey>,
-    pub ids: Map<CellKey, CellId>,
+    pub ids: Map<PackedKey, CellId>,
     pub tags: Map<u32, Arc<str>>,
     /// Groups that sum small cells in timelines; empty while there are few cells.
     pub groups: CellGroups,
@@ -179,7 +191,8 @@ impl CellTable {
     /// Returns the cell with this key, creating it if needed; [`OVERFLOW`] if the table is full.
     #[inline]
     pub fn intern(&mut self, key: CellKey) -> CellId {
-        if let Some(&id) = self.ids.get(&key) {
+        let packed = key.packed();
+        if let Some(&id) = self.ids.get(&packed) {
             return id;
         }
         if self.keys.len() >= MAX_CELLS {
@@ -188,7 +201,7 @@ impl CellTable {
         }
         let id = self.keys.len() as CellId;
         self.keys.push(key);
-        self.ids.insert(key, id);
+        self.ids.insert(packed, id);
         self.build_chains();
         id
     }

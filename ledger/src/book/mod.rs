@@ -132,13 +132,18 @@ impl Book {
         Book { unused_cells: vec![IDLE, OPAQUE], high: Moment::NONE, ..Book::default() }
     }
 
+    #[cold]
+    fn add_cells(&mut self, count: usize) {
+        self.cells.resize(count, Cell::default());
+        self.cells.iter_mut().take(2).for_each(|cell| cell.unused = true); // IDLE and OPAQUE
+    }
+
     /// Adds bytes to a cell. If this is the cell's first change in the present `epoch`, saves its old amount.
     #[inline]
     fn change(&mut self, id: CellId, delta: i64) {
         let index = id as usize;
         if index >= self.cells.len() {
-            self.cells.resize(index + 1, Cell::default());
-            self.cells.iter_mut().take(2).for_each(|cell| cell.unused = true); // IDLE and OPAQUE
+            self.add_cells(index + 1);
         }
         let cell = &mut self.cells[index];
         if cell.epoch != self.epoch {

@@ -12,6 +12,7 @@ use crate::roles::undecided::NOT_LISTED;
 use crate::rows::in_flight::InFlight;
 use crate::rows::pool::Pool;
 use crate::rows::row::{Extent, LARGE_BYTES, MAX_BYTES, Row};
+use crate::rows::table::Home;
 use crate::rules::holdings::Holdings;
 use gpumem_model::run::Class;
 use gpumem_wire::{Body, Flags, FreeState, MemoryKind, Phase, PoolOwner, Request, Role, Stamp};
@@ -42,10 +43,10 @@ impl Holdings {
         }
     }
 
-    /// Reads the row that a record is about to create or remove, if there are more rows than the processor's caches hold. Returns
-    /// what it has read.
+    /// Returns the place of the row that a record is about to create or remove, if there are more rows than the processor's caches
+    /// hold.
     #[inline]
-    pub fn read_row(&self, body: &Body<'_>) -> Option<u64> {
+    pub fn home_of(&self, body: &Body<'_>) -> Option<Home<'_>> {
         let (rows, address) = match *body {
             Body::BlockAlloc { address, pool, .. } | Body::BlockFree { address, pool, .. } => {
                 (&self.pools.get(self.pool_of(pool)? as usize)?.blocks, address)
@@ -53,7 +54,7 @@ impl Holdings {
             Body::AllocEnd { address, .. } | Body::FreeBegin { address } => (&self.allocations, address),
             _ => return None,
         };
-        (rows.len() >= CACHED_ROWS).then(|| rows.read_home(address))
+        if rows.len() >= CACHED_ROWS { rows.home_of(address) } else { None }
     }
 
     /// Books a `PoolCreate`. `blocks`: the pool reports its blocks.
