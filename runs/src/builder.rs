@@ -20,8 +20,10 @@ use std::sync::Arc;
 /// Receives the records that a reader of a file produces.
 pub trait Sink {
     fn observe(&mut self, origin: Origin, record: &Record<'_>);
-    /// Reads the data that the next records of an origin need; see [`Ledger::preload`].
-    fn preload(&self, _origin: Origin, _records: &[Record<'_>]) {}
+    /// Takes some records of one origin, in their order. [`PRELOADED`](gpumem_ledger::PRELOADED) records at once are cheapest.
+    fn observe_all(&mut self, origin: Origin, records: &[Record<'_>]) {
+        records.iter().for_each(|record| self.observe(origin, record));
+    }
     /// Takes a caveat, a note for readers of the runs: a stable code, and a sentence.
     fn caveat(&mut self, _code: &str, _text: String) {}
     /// Counts lines or records that could not be read.
@@ -35,8 +37,8 @@ impl<S: Sink> Sink for &mut S {
         (**self).observe(origin, record);
     }
 
-    fn preload(&self, origin: Origin, records: &[Record<'_>]) {
-        (**self).preload(origin, records);
+    fn observe_all(&mut self, origin: Origin, records: &[Record<'_>]) {
+        (**self).observe_all(origin, records);
     }
 
     fn caveat(&mut self, code: &str, text: String) {
@@ -363,8 +365,9 @@ impl Sink for RunBuilder {
         }
     }
 
-    fn preload(&self, origin: Origin, records: &[Record<'_>]) {
+    fn observe_all(&mut self, origin: Origin, records: &[Record<'_>]) {
         self.ledger.preload(origin, records.iter());
+        records.iter().for_each(|record| self.observe(origin, record));
     }
 
     fn caveat(&mut self, code: &str, text: String) {

@@ -87,30 +87,9 @@ impl Origins {
     }
 }
 
-/// Decoded records of one origin that the sink has not taken yet.
-struct Batch<'b> {
-    origin: Origin,
-    records: Vec<Record<'b>>,
-}
-
-impl<'b> Batch<'b> {
-    fn new() -> Self {
-        Batch { origin: Origin::Host, records: Vec::with_capacity(PRELOADED) }
-    }
-
-    fn push(&mut self, origin: Origin, record: Record<'b>, sink: &mut dyn Sink) {
-        if origin != self.origin || self.records.len() == PRELOADED {
-            self.pass_to(sink);
-            self.origin = origin;
-        }
-        self.records.push(record);
-    }
-
-    fn pass_to(&mut self, sink: &mut dyn Sink) {
-        sink.preload(self.origin, &self.records);
-        self.records.iter().for_each(|record| sink.observe(self.origin, record));
-        self.records.clear();
-    }
+/// Whether [`Origins::origin_of`] must see a record; the others have the origin of the record before them.
+fn concerns_origin(body: &Body<'_>) -> bool {
+    matches!(body, Body::Origin { .. } | Body::Hello { .. } | Body::ClockAnchor { .. } | Body::Device { .. })
 }
 
 /// Numbers of records of a recording.
@@ -126,49 +105,64 @@ struct Counts {
     orphans: u64,
 }
 
-/// Passes all records to the sink. Returns the offset in the file of the first byte after the last whole frame, and what is wrong
-/// with the frame there.
-fn pass_records(
-    mut pieces: Pieces,
-    counts: &mut Counts,
-    sink: &mut dyn Sink,
-) -> Result<(u64, Option<frame::Error>), ReadError> {
-    let mut origins = Origins { now: None, has_origin_record: false };
-    let mut offset = frame::HEADER_BYTES as u64;
-    while let Some(piece) = pieces.next()? {
-        let mut rest = piece;
-        let mut batch = Batch::new();
-        let end = loop {
-            match frame::split_frame(rest) {
-                Ok(Some((slot, payload, after))) => {
-                    match Record::decode(slot, payload) {
-                        Ok(record) => {
-                            counts.records += 1;
-                            match origins.origin_of(&record) {
-                                Some(origin) => batch.push(origin, record, sink),
-                                None => counts.orphans += u64::from(origins.now.is_none()),
-                            }
-                        }
-                        Err(CodecError::UnknownKind(_)) => counts.unknown += 1,
-                        Err(_) => counts.bad += 1,
-                    }
-                    rest = after;
+/// Passes the records of a recording to the sink, and counts them.
+struct Reader<'s> {
+    origins: Origins,
+    counts: Counts,
+    sink: &'s mut dyn Sink,
+}
+
+impl Reader<'_> {
+    /// Passes all records on. Returns the offset in the file of the first byte after the last whole frame, and what is wrong with
+    /// the frame there.
+    fn pass_all(&mut self, mut pieces: Pieces) -> Result<(u64, Option<frame::Error>), ReadError> {
+        let mut offset = frame::HEADER_BYTES as u64;
+        while let Some(piece) = pieces.next()? {
+            let mut passed = 0;
+            for (before, frame) in piece.others() {
+                self.pass_plain(&piece.plain[passed..before]);
+                passed = before;
+                if let Ok(Some((slot, payload, _))) = frame::split_frame(frame) {
+                    self.pass(Record::decode(slot, payload));
                 }
-                Ok(None) => break None,
-                Err(error) => break Some(error),
             }
-        };
-        batch.pass_to(sink);
-        offset += (piece.len() - rest.len()) as u64;
-        if end.is_some() {
-            return Ok((offset, end));
+            self.pass_plain(&piece.plain[passed..]);
+            offset += piece.whole as u64;
+            if let Err(error) = frame::split_frame(&piece.bytes()[piece.whole..]) {
+                return Ok((offset, Some(error)));
+            }
+        }
+        Ok((offset, None))
+    }
+
+    /// Passes records on that have the origin of the record before them.
+    fn pass_plain(&mut self, records: &[Record<'_>]) {
+        self.counts.records += records.len() as u64;
+        match self.origins.now {
+            Some(origin) => {
+                records.chunks(PRELOADED).for_each(|records| self.sink.observe_all(origin, records));
+            }
+            None => self.counts.orphans += records.len() as u64,
         }
     }
-    Ok((offset, None))
+
+    fn pass(&mut self, decoded: Result<Record<'_>, CodecError>) {
+        match decoded {
+            Ok(record) => {
+                self.counts.records += 1;
+                match self.origins.origin_of(&record) {
+                    Some(origin) => self.sink.observe(origin, &record),
+                    None => self.counts.orphans += u64::from(self.origins.now.is_none()),
+                }
+            }
+            Err(CodecError::UnknownKind(_)) => self.counts.unknown += 1,
+            Err(_) => self.counts.bad += 1,
+        }
+    }
 }
 
 /// Reads a recording up to its end, or up to the first damaged frame, which is reported as a caveat. Records that cannot be decoded
-/// are counted and skipped. A second thread reads the file.
+/// are counted and skipped. A second thread reads the file and decodes it.
 ///
 /// # Errors
 /// [`Error::Version`] for another major version, [`Error::Unrecognised`] without a whole header or without a record,
@@ -182,15 +176,16 @@ pub fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
     if found != MAJOR {
         return Err(Error::Version { path, found, supported: MAJOR });
     }
-    let mut counts = Counts::default();
+    let origins = Origins { now: None, has_origin_record: false };
+    let mut reader = Reader { origins, counts: Counts::default(), sink };
     let (at, damage) = std::thread::scope(|scope| {
-        let mut reader = input.into_reader();
-        let header = reader.read_exact(&mut [0; frame::HEADER_BYTES]).map_err(|error| (0, error));
-        let pieces = header.and_then(|()| Pieces::start(scope, reader, frame::HEADER_BYTES as u64));
-        pieces.and_then(|pieces| pass_records(pieces, &mut counts, sink))
+        let mut file = input.into_reader();
+        let header = file.read_exact(&mut [0; frame::HEADER_BYTES]).map_err(|error| (0, error));
+        let pieces = header.and_then(|()| Pieces::start(scope, file, frame::HEADER_BYTES as u64));
+        pieces.and_then(|pieces| reader.pass_all(pieces))
     })
     .map_err(|(offset, source)| Error::Read { path: path.clone(), offset, source })?;
-    let Counts { records, unknown, bad, orphans } = counts;
+    let Counts { records, unknown, bad, orphans } = reader.counts;
     if records == 0 {
         let what = match damage {
             Some(error) => format!("has no record: {error}"),

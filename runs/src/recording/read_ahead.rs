@@ -1,6 +1,8 @@
-//! Reads the frames of a recording on a thread of its own, some pieces ahead of the caller. The memory of the pieces is bounded.
+//! Reads a recording and decodes its records on a thread of its own, some pieces ahead of the caller. The memory of the pieces is
+//! bounded.
 
-use gpumem_wire::frame;
+use super::concerns_origin;
+use gpumem_wire::{Record, frame};
 use std::io::{self, ErrorKind, Read};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{Builder, Scope};
@@ -15,13 +17,54 @@ const BUFFERS: usize = 4;
 /// A failed read: offset in the file, and the error.
 pub(super) type ReadError = (u64, io::Error);
 
-/// A buffer, and the length of the piece in it.
-type Piece = (Vec<u8>, usize);
+/// Consecutive bytes of a recording: whole frames, and in the last piece of a cut or damaged recording also the rest.
+pub(super) struct Piece {
+    buffer: Vec<u8>,
+    /// Length of the piece in the buffer.
+    len: usize,
+    /// Length of the piece's whole frames.
+    pub whole: usize,
+    /// Records that need no bytes of the piece and have the origin of the record before them: nearly all.
+    pub plain: Vec<Record<'static>>,
+    /// For each other frame: number of plain records before it, and its offset in the piece.
+    others: Vec<(usize, usize)>,
+}
 
-/// The pieces of a recording, in order. Each has whole frames only, except the last one of a cut or damaged recording.
+impl Piece {
+    fn new() -> Self {
+        Piece { buffer: vec![0; BUFFER_BYTES], len: 0, whole: 0, plain: Vec::new(), others: Vec::new() }
+    }
+
+    pub fn bytes(&self) -> &[u8] {
+        &self.buffer[..self.len]
+    }
+
+    /// Returns the frames that are not decoded, in order: number of plain records before the frame, and the bytes from the frame on.
+    pub fn others(&self) -> impl Iterator<Item = (usize, &[u8])> {
+        self.others.iter().map(|(before, offset)| (*before, &self.bytes()[*offset..]))
+    }
+
+    /// Decodes the whole frames among the first `len` bytes of the buffer.
+    fn decode(&mut self, len: usize) {
+        let bytes = &self.buffer[..len];
+        let mut rest = bytes;
+        self.plain.clear();
+        self.others.clear();
+        while let Ok(Some((slot, payload, after))) = frame::split_frame(rest) {
+            match Record::decode(slot, &[]) {
+                Ok(record) if payload.is_empty() && !concerns_origin(&record.body) => self.plain.push(record),
+                _ => self.others.push((self.plain.len(), len - rest.len())),
+            }
+            rest = after;
+        }
+        (self.len, self.whole) = (len, len - rest.len());
+    }
+}
+
+/// The pieces of a recording, in order.
 pub(super) struct Pieces {
     full: Receiver<Result<Piece, ReadError>>,
-    empty: SyncSender<Vec<u8>>,
+    empty: SyncSender<Piece>,
     /// The piece that the caller reads.
     present: Piece,
 }
@@ -41,18 +84,18 @@ impl Pieces {
             |error| (offset, io::Error::other(format!("no thread to read it can be started: {error}")));
         spawned.map_err(unread)?;
         for _ in 1..BUFFERS {
-            let _ = empty.send(vec![0; BUFFER_BYTES]);
+            let _ = empty.send(Piece::new());
         }
-        Ok(Pieces { full, empty, present: (vec![0; BUFFER_BYTES], 0) })
+        Ok(Pieces { full, empty, present: Piece::new() })
     }
 
     /// Returns the next piece; `None` at the end.
-    pub fn next(&mut self) -> Result<Option<&[u8]>, ReadError> {
+    pub fn next(&mut self) -> Result<Option<&Piece>, ReadError> {
         let Ok(next) = self.full.recv() else { return Ok(None) };
-        let (buffer, _) = std::mem::replace(&mut self.present, next?);
+        let read = std::mem::replace(&mut self.present, next?);
         // Fails if the thread has read all.
-        let _ = self.empty.send(buffer);
-        Ok(Some(&self.present.0[..self.present.1]))
+        let _ = self.empty.send(read);
+        Ok(Some(&self.present))
     }
 }
 
@@ -60,12 +103,13 @@ impl Pieces {
 fn fill(
     mut reader: impl Read,
     mut offset: u64,
-    free: &Receiver<Vec<u8>>,
+    free: &Receiver<Piece>,
     filled: &SyncSender<Result<Piece, ReadError>>,
 ) {
     // Begin of a frame that is not read completely.
     let mut begun = Vec::new();
-    while let Ok(mut buffer) = free.recv() {
+    while let Ok(mut piece) = free.recv() {
+        let buffer = &mut piece.buffer;
         let mut end = begun.len();
         buffer[..end].copy_from_slice(&begun);
         let (len, is_last) = loop {
@@ -87,7 +131,8 @@ fn fill(
         begun.clear();
         begun.extend_from_slice(&buffer[len..end]);
         offset += len as u64;
-        if filled.send(Ok((buffer, len))).is_err() || is_last {
+        piece.decode(len);
+        if filled.send(Ok(piece)).is_err() || is_last {
             return;
         }
     }
@@ -150,7 +195,7 @@ mod tests {
             let mut all = Vec::new();
             loop {
                 match pieces.next() {
-                    Ok(Some(piece)) => all.push(piece.to_vec()),
+                    Ok(Some(piece)) => all.push(piece.bytes().to_vec()),
                     Ok(None) => return (all, None),
                     Err((offset, _)) => return (all, Some(offset)),
                 }
