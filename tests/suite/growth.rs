@@ -4,8 +4,7 @@ use gpumem_model::run::Run;
 use gpumem_report::rules::Groupings;
 use gpumem_report::text::{Layout, text};
 use gpumem_report::{Report, growth, json};
-use gpumem_tests::live::prometheus::{free_address, get};
-use gpumem_tests::live::{Daemon, Job, Machine, until};
+use gpumem_tests::live::{Daemon, Job, Machine};
 
 const MIB: f64 = 1_048_576.0;
 const STEPS: f64 = 250.0;
@@ -112,63 +111,4 @@ fn large_temporary_activations_are_not_growth() {
         line.starts_with("growth: tracked flat over 2") && line.ends_with("; Untrackable flat"),
         "{line}"
     );
-}
-
-/// All surfaces of a live process show the daemon's list of findings.
-#[test]
-fn live_leak_is_shown_first_everywhere_until_its_process_ends() {
-    let load = ["gpu0.utilization=87", "gpu0.power=412"];
-    let machine =
-        Machine::new(&[&["devices=1", "gpu0.memory=16G", "cuda.module_bytes=4M"][..], &load].concat());
-    let http = free_address();
-    let config = format!(
-        "[runs]\ncheckpoint_every_s = 0.5\n[nvml]\nlist_every_s = 0.05\nlist_budget = 1.0\n[metrics]\nlisten = \"{http}\"\n"
-    );
-    let mut daemon = Daemon::start(&machine, "daemon", &config);
-    let arguments = ["--steps", "100000", "--step-ms", "20", "--no-cache", "--quiet", "--leak", "1"];
-    let mut trainer = Job::start(&mut machine.trainer(&daemon.runtime, &arguments));
-    let pid = trainer.pid().to_string();
-    let finding = until(60, "a certain leak", || {
-        let ps = daemon.asked("/v1/ps")?;
-        let finding = ps["findings"].as_array()?.first()?.clone();
-        finding["full_in_s"].as_u64().map(|_| finding)
-    });
-    println!("{finding}");
-    assert_eq!((finding["kind"].as_str(), finding["severity"].as_str()), (Some("growth"), Some("warning")));
-    let text = finding["text"].as_str().expect("a sentence");
-    let leak = "history: +";
-    assert!(text.contains(leak) && text.starts_with("the GPU is full in "), "{text}");
-
-    let printed = |arguments: &[&str]| {
-        let output = daemon.ctl(&machine, arguments).output().expect("gpumemctl runs");
-        String::from_utf8_lossy(&output.stdout).into_owned()
-    };
-    let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
-    for arguments in [&[][..], &["top", "--once"], &["doctor", &pid], &["report", &pid]] {
-        let shown = words(&printed(arguments));
-        assert!(shown.contains(leak), "{arguments:?}: {shown}");
-        assert!(shown.contains("the GPU is full in"), "{arguments:?}: {shown}");
-    }
-    let overview = printed(&[]);
-    for shown in [&overview, &printed(&["top", "--once"])] {
-        assert!(words(shown).contains(" 87 % 412 W "), "{shown}");
-    }
-    assert!(overview.contains(&format!("next: gpumemctl report {pid} ")), "{overview}");
-    let metrics = get(http, "/metrics").expect("a scrape");
-    let series = metrics.lines().find(|line| line.starts_with("gpumem_process_finding{")).expect(&metrics);
-    assert!(series.contains(&format!("pid=\"{pid}\"")), "{series}");
-    assert!(series.contains("kind=\"growth\",severity=\"warning\"}"), "{series}");
-    let page = get(http, "/api/processes").expect("the page's data");
-    let page: serde_json::Value = serde_json::from_str(&page).expect("JSON");
-    assert_eq!(page["findings"][0]["kind"], "growth");
-    let anonymous = page["findings"][0]["text"].as_str().expect("a sentence");
-    assert!(anonymous.starts_with("growth: ") && !anonymous.contains("history"), "{anonymous}");
-
-    trainer.signal("KILL");
-    trainer.end();
-    daemon.wait_for_the_end_of(&machine, &[&trainer]);
-    let ps = daemon.asked("/v1/ps").expect("a reply");
-    assert_eq!(ps["findings"], serde_json::json!([]));
-    assert!(!get(http, "/metrics").expect("a scrape").contains("gpumem_process_finding{"));
-    daemon.stop();
 }

@@ -46,6 +46,7 @@ mod sites;
 mod soak;
 mod starts;
 mod store_bytes;
+mod surfaces;
 mod surroundings;
 mod systemd;
 mod tbd_logs;
