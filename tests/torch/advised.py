@@ -152,7 +152,7 @@ def formula():
 
 
 class Recommender(nn.Module):
-    def __init__(self, rows=8_000_000, width=64):
+    def __init__(self, rows=12_000_000, width=64):
         super().__init__()
         self.table = nn.Embedding(rows, width, sparse=APPLIED)
         self.head = nn.Linear(width, 1)
@@ -170,7 +170,7 @@ def tables():
         table = torch.optim.SparseAdam(model.table.parameters())
         optimizers = [table, torch.optim.Adam(model.head.parameters())]
     for _ in range(12):
-        model(torch.randint(0, 8_000_000, (4096,), device="cuda")).pow(2).mean().backward()
+        model(torch.randint(0, 12_000_000, (4096,), device="cuda")).pow(2).mean().backward()
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()

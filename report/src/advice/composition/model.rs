@@ -116,7 +116,7 @@ pub(super) fn sparse_gradients(device: &Device, parts: &Parts<'_>) -> Option<Ite
         rows.map(|row| row.activations.peak_bytes.max(row.kept_activations.peak_bytes)).max().unwrap_or(0);
     let is_few = used.max(parts.activations) as f64 <= tables as f64 * ROWS_SHARE;
     let held = tables.min(parts.gradients);
-    (is_few && parts.is_large(held)).then(|| {
+    (is_few && parts.is_large(held.saturating_mul(2))).then(|| {
         let change = "Pass sparse=True to the nn.Embedding tables, and update them with SparseAdam (or SGD): their gradients have all rows, and a batch uses few";
         let item = Item::new(Kind::SparseGradients, Memory::Gradients, device, change);
         let formula = format!(
