@@ -126,16 +126,6 @@ def large_evaluation():
                 model(batch(20_600)).float().pow(2).mean().item()
 
 
-def weight_copies():
-    """Weights are float32, and autocast keeps a bfloat16 copy of each through the forward pass."""
-    torch.set_default_dtype(torch.bfloat16 if APPLIED else torch.float32)
-    with torch.device("cuda"):
-        model = Net(width=4096, depth=16).eval()
-    for _ in range(10):
-        with torch.no_grad(), torch.autocast("cuda", torch.bfloat16, enabled=not APPLIED):
-            model(batch(64, 4096))
-
-
 class Mish(nn.Module):
     def forward(self, x):
         return F.mish(x) if APPLIED else x * torch.tanh(torch.log(1 + torch.exp(x)))

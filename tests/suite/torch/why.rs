@@ -74,9 +74,8 @@ fn first_advice_on_a_full_device_saves_what_it_states() {
 }
 
 #[test]
-fn first_advice_on_weights_tables_and_formulas_saves_what_it_states() {
+fn first_advice_on_tables_formulas_and_samples_saves_what_it_states() {
     let Some(wheel) = torch::wheel("2.15.0") else { return };
-    estimate_holds(&wheel, "weight_copies", "weight_copies");
     estimate_holds(&wheel, "formula", "fused_operation");
     estimate_holds(&wheel, "tables", "sparse_gradients");
     estimate_holds(&wheel, "each_sample", "batch_size");
