@@ -128,6 +128,9 @@ impl Series {
     }
 }
 
+/// A line of a scrape, with [`Line::since_ns`].
+type Written<'s> = (&'s str, Option<u64>);
+
 /// Bytes of an age, at most.
 const AGE_BYTES: usize = 24;
 
@@ -169,7 +172,7 @@ impl Families {
 
     /// Returns the text, with room for `more` bytes. `now_ns`: the time from which ages are computed.
     pub(crate) fn text(&self, now_ns: u64, more: usize) -> String {
-        let mut families: Vec<(&Family, Vec<(&str, Option<u64>)>)> = Vec::new();
+        let mut families: Vec<(&Family, Vec<Written<'_>>)> = Vec::new();
         // The family of the next line is mostly that of the last line or one of the next.
         let (mut last, mut bytes) = (0, more);
         for (series, lines) in &self.owners {
