@@ -1,6 +1,6 @@
 """Programs as people write them: each has one planted reason for the memory that it holds, or none.
 
-    causes.py NAME      runs one of them; `causes.py --list` prints the names
+    causes.py NAME [applied]    runs one of them, without or with the change that is advised; `causes.py --list` prints the names
 
 The device has 16 GiB. A program that runs out of memory ends with PyTorch's error, as the user's would.
 """
@@ -19,12 +19,15 @@ import time
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 from waiting import wait_for_frames
 
 MIB = 1 << 20
 WIDTH = 1024
-#: Seconds of a step, as on a GPU: the simulated one takes no time to compute.
-PACE = 0.04
+#: Whether the program has the change that is advised.
+APPLIED = "applied" in sys.argv[2:]
+#: Seconds of a step, as on a GPU: the simulated one takes no time to compute. With the change, only the peak matters.
+PACE = 0 if APPLIED else 0.04
 
 
 class Block(nn.Module):
@@ -39,6 +42,8 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
+    is_checkpointed = False
+
     def __init__(self, width=WIDTH, depth=4, classes=1000):
         super().__init__()
         self.blocks = nn.ModuleList(Block(width) for _ in range(depth))
@@ -46,8 +51,13 @@ class Net(nn.Module):
 
     def forward(self, x):
         for block in self.blocks:
-            x = block(x)
+            x = checkpoint(block, x, use_reentrant=False) if self.is_checkpointed else block(x)
         return self.head(x)
+
+
+def kept(tensor):
+    """What a program keeps of a tensor: with the change, little of it on the host."""
+    return tensor.detach().flatten()[:1].cpu() if APPLIED else tensor
 
 
 def batch(rows=2048, width=WIDTH):
@@ -73,7 +83,7 @@ def trained(model, steps, rows=2048, width=WIDTH, after=lambda output, loss: Non
 def outputs_kept():
     """Predictions are collected for a metric, with their graphs."""
     predictions = []
-    trained(Net().cuda(), 300, rows=16_384, after=lambda output, loss: predictions.append(output))
+    trained(Net().cuda(), 300, rows=16_384, after=lambda output, loss: predictions.append(kept(output)))
 
 
 def losses_kept():
@@ -86,14 +96,14 @@ def losses_kept():
         loss.backward(retain_graph=True)
         optimizer.step()
         optimizer.zero_grad()
-        total = total + loss
+        total = total + (loss.item() if APPLIED else loss)
 
 
 def hooks_keep():
     """A hook for debugging keeps what the layer returns."""
     model = Net().cuda()
     seen = collections.defaultdict(list)
-    model.blocks[2].up.register_forward_hook(lambda module, args, result: seen["up"].append(result.detach()))
+    model.blocks[2].up.register_forward_hook(lambda module, args, result: seen["up"].append(kept(result.detach())))
     trained(model, 400, rows=4096)
 
 
@@ -104,7 +114,7 @@ def gradients_kept():
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     for _ in range(200):
         model(batch(256)).float().pow(2).mean().backward()
-        history.append([p.grad.clone() for p in model.parameters()])
+        history.append([kept(p.grad.clone()) for p in model.parameters()])
         optimizer.step()
         optimizer.zero_grad()
 
@@ -134,6 +144,7 @@ def optimizers_kept():
     model = Net(depth=8).cuda()
     optimizers = []
     for _ in range(40):
+        optimizers = [] if APPLIED else optimizers
         optimizers.append(torch.optim.Adam(model.parameters(), lr=1e-4))
         trained(model, 5, rows=256, optimizer=optimizers[-1])
 
@@ -156,7 +167,7 @@ def tracebacks_kept():
         try:
             one(step)
         except ValueError as error:
-            errors.append(error)
+            errors.append(str(error) if APPLIED else error)
 
 
 def optimizers_for_each_step_kept():
@@ -166,7 +177,7 @@ def optimizers_for_each_step_kept():
 
     def update(loss, rate):
         optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
-        schedulers.append(torch.optim.lr_scheduler.ConstantLR(optimizer))
+        schedulers[:] = [torch.optim.lr_scheduler.ConstantLR(optimizer)] + ([] if APPLIED else schedulers)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -181,6 +192,7 @@ def schedulers_keep_optimizers():
     schedulers = []
     for _ in range(15):
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+        schedulers = [] if APPLIED else schedulers
         schedulers.append(torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 6))
         for _ in range(6):
             model(batch(128, 512)).pow(2).mean().backward()
@@ -199,7 +211,7 @@ def weights_kept():
             for parameter in model.parameters():
                 parameter -= 1e-3 * parameter.grad
                 parameter.grad = None
-        log.append(model.blocks[0].up.weight.detach().clone())
+        log.append(kept(model.blocks[0].up.weight.detach().clone()))
 
 
 def averages_kept():
@@ -209,14 +221,15 @@ def averages_kept():
     history = []
     for _ in range(30):
         trained(model, 3, rows=64, width=512, optimizer=optimizer)
-        history.append(copy.deepcopy(model))
+        history = [] if APPLIED else history
+        history.append(copy.deepcopy(model).cpu() if APPLIED else copy.deepcopy(model))
 
 
 def hooks_of_gradients_keep():
     """A hook before the backward pass of the model keeps the gradient of its output, which its last layer makes."""
     model = Net().cuda()
-    kept = []
-    model.register_full_backward_pre_hook(lambda module, gradients: kept.append(gradients[0].clone()))
+    seen = []
+    model.register_full_backward_pre_hook(lambda module, gradients: seen.append(kept(gradients[0].clone())))
     trained(model, 300, rows=16_384)
 
 
@@ -225,7 +238,7 @@ def models_kept():
     gc.disable()
     for _ in range(150):
         model = Net().cuda()
-        model(batch(256)).pow(2).mean().backward(create_graph=True)
+        model(batch(256)).pow(2).mean().backward(create_graph=not APPLIED)
 
 
 # Leaks in inference.
@@ -239,7 +252,7 @@ def logits_kept_in_evaluation():
     logits = []
     with torch.no_grad():
         for _ in range(300):
-            logits.append(model(batch(2048)))
+            logits.append(kept(model(batch(2048))))
 
 
 def features_kept():
@@ -248,7 +261,7 @@ def features_kept():
     features = []
     with torch.inference_mode():
         for _ in range(100):
-            features.append(model(batch(4096, 512)))
+            features.append(kept(model(batch(4096, 512))))
 
 
 def sessions_kept():
@@ -260,6 +273,8 @@ def sessions_kept():
         for _ in range(150):
             model(batch(lengths.choice([64, 256, 1024]), 512))
             session = lengths.randrange(60)
+            if APPLIED:
+                sessions.clear()
             state = torch.zeros(2 * MIB, device="cuda")
             sessions[session] = torch.cat([sessions[session], state]) if session in sessions else state
 
@@ -284,7 +299,7 @@ def a_stream_for_each_request():
     streams = []
     with torch.no_grad():
         for _ in range(40):
-            streams.append(torch.cuda.Stream())
+            streams.append(streams[0] if APPLIED and streams else torch.cuda.Stream())
             with torch.cuda.stream(streams[-1]):
                 model(batch(8192, 512))
 
@@ -305,7 +320,7 @@ def embeddings_kept():
     collected = []
     with torch.no_grad():
         for _ in range(4000):
-            collected.append(model.blocks[0](batch(8192)))
+            collected.append(kept(model.blocks[0](batch(8192))))
 
 
 def cache_without_limit():
@@ -315,6 +330,8 @@ def cache_without_limit():
 
     def answer(request):
         if request not in cache:
+            if APPLIED:
+                cache.clear()
             cache[request] = torch.zeros(4 * MIB, device="cuda")
         return cache[request]
 
@@ -360,7 +377,7 @@ def workspaces_kept():
 def distributed(model):
     """The model as the only rank of a job, with buckets for its gradients."""
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    return nn.parallel.DistributedDataParallel(model)
+    return nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=APPLIED)
 
 
 def buckets_too_large():
@@ -376,18 +393,22 @@ def evaluation_with_gradients():
     trained(model, 20, rows=512)
     model.eval()
     losses = []
-    for _ in range(100):
-        losses.append(model(batch(2048)).float().pow(2).mean())
+    with torch.set_grad_enabled(not APPLIED):
+        for _ in range(100):
+            losses.append(model(batch(2048)).float().pow(2).mean())
 
 
 def batch_too_large():
     """The activations of one step do not fit."""
-    trained(Net(depth=24).cuda(), 10, rows=40_000)
+    model = Net(depth=24).cuda()
+    model.is_checkpointed = APPLIED
+    trained(model, 10, rows=40_000)
 
 
 def long_batch_too_large():
     """A batch that is longer than all before does not fit."""
     model = Net(depth=8, classes=32_000).cuda()
+    model.is_checkpointed = APPLIED
     optimizer = trained(model, 12, rows=2048)
     trained(model, 1, rows=30_000, optimizer=optimizer)
 
@@ -395,7 +416,7 @@ def long_batch_too_large():
 def model_too_large():
     """The parameters do not fit."""
     with torch.device("cuda"):
-        Net(width=8192, depth=40)
+        Net(width=8192, depth=40).to(torch.bfloat16) if APPLIED else Net(width=8192, depth=40)
 
 
 def state_too_large():
@@ -409,7 +430,7 @@ def temporaries_too_large():
     """Adam's state fits, and the temporaries of its first step do not."""
     with torch.device("cuda"):
         model = Net(width=4096, depth=7)
-    trained(model, 5, rows=64, width=4096)
+    trained(model, 5, rows=64, width=4096, optimizer=torch.optim.Adam(model.parameters(), lr=1e-4, foreach=False if APPLIED else None))
 
 
 def losses_added_up():
@@ -417,8 +438,13 @@ def losses_added_up():
     model = Net().cuda()
     total = 0
     for _ in range(200):
-        total = total + model(batch(4096)).float().pow(2).mean()
-    total.backward()
+        loss = model(batch(4096)).float().pow(2).mean()
+        if APPLIED:
+            loss.backward()
+        else:
+            total = total + loss
+    if not APPLIED:
+        total.backward()
 
 
 def teacher_with_gradients():
@@ -429,6 +455,7 @@ def teacher_with_gradients():
 
     teacher, model = Teacher(depth=12).cuda().eval(), Net(depth=1).cuda()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    teacher.requires_grad_(not APPLIED)
     for rows in [2048] * 10 + [34_000] * 10:
         inputs = batch(rows)
         F.mse_loss(model(inputs), teacher(inputs)).backward()
@@ -438,11 +465,11 @@ def teacher_with_gradients():
 
 def data_on_the_device():
     """The data set is moved to the device as a whole; a step does not fit beside it."""
-    data = torch.zeros(2_750_000, WIDTH).to("cuda")
+    data = torch.zeros(2_750_000, WIDTH).to("cpu" if APPLIED else "cuda")
     model = Net().cuda()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
     for rows in data.split(60_000):
-        model(rows).pow(2).mean().backward()
+        model(rows.cuda()).pow(2).mean().backward()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -458,6 +485,8 @@ def second_optimizer():
     with torch.device("cuda"):
         model = Net(width=4096, depth=5)
     first = trained(model, 5, rows=64, width=4096)
+    if APPLIED:
+        first = None
     second = trained(model, 5, rows=64, width=4096)
     del first, second
 
@@ -502,8 +531,9 @@ def holder():
 def embeddings_with_graphs():
     """Inference without no_grad: each pass keeps its activations until its output is dropped."""
     model = Net(depth=8).cuda().eval()
-    for _ in range(8):
-        model(batch(8192)).detach().cpu()
+    with torch.set_grad_enabled(not APPLIED):
+        for _ in range(8):
+            model(batch(8192)).detach().cpu()
 
 
 def gradients_cleared_late():
@@ -511,6 +541,8 @@ def gradients_cleared_late():
     model = Net(width=2048, depth=8).cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     for _ in range(6):
+        if APPLIED:
+            optimizer.zero_grad()
         loss = model(batch(4096, 2048)).pow(2).mean()
         optimizer.zero_grad()
         loss.backward()
@@ -525,6 +557,7 @@ def teacher_fits():
 
     teacher, model = Teacher(depth=12).cuda().eval(), Net(depth=1).cuda()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    teacher.requires_grad_(not APPLIED)
     for _ in range(8):
         inputs = batch(4096)
         F.mse_loss(model(inputs), teacher(inputs)).backward()
@@ -538,7 +571,7 @@ def checkpoint_stays():
     file = io.BytesIO()
     torch.save(model.state_dict(), file)
     file.seek(0)
-    state = torch.load(file, map_location="cuda")
+    state = torch.load(file, map_location="cpu" if APPLIED else "cuda")
     model.load_state_dict(state)
     trained(model, 8, rows=256, width=2048, optimizer=torch.optim.SGD(model.parameters(), lr=1e-3))
     return state
@@ -656,7 +689,7 @@ def healthy_growing_answers():
 
 
 CASES = {name: case for name, case in list(globals().items()) if callable(case) and getattr(case, "__module__", "") == "__main__"}
-for helper in ("Block", "Net", "batch", "trained", "distributed"):
+for helper in ("Block", "Net", "kept", "batch", "trained", "distributed"):
     CASES.pop(helper, None)
 
 if __name__ == "__main__":

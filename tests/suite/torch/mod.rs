@@ -16,6 +16,7 @@ mod planted_by_others;
 mod replay;
 mod reports;
 mod roles;
+mod savings;
 mod surgery;
 mod training;
 mod why;
