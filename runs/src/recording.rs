@@ -87,11 +87,6 @@ impl Origins {
     }
 }
 
-/// Whether [`Origins::origin_of`] must see a record; the others have the origin of the record before them.
-fn concerns_origin(body: &Body<'_>) -> bool {
-    matches!(body, Body::Origin { .. } | Body::Hello { .. } | Body::ClockAnchor { .. } | Body::Device { .. })
-}
-
 /// Numbers of records of a recording.
 #[derive(Debug, Default)]
 struct Counts {

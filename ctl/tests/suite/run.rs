@@ -271,10 +271,10 @@ fn a_summary_at_the_end_and_none_when_quiet() {
     let lines = own_lines(&output);
     assert_eq!((output.status.code(), lines.len()), (Some(3), 5), "{lines:#?}");
     assert!(
-        lines[0].starts_with("train.py  pid 4711  GPU 0") && lines[0].ends_with("  exit 0"),
+        lines[0].starts_with("train.py --batch-size 64 --hidden 256 --layers 2:2  pid 4711  GPU 0  exit 0"),
         "{lines:#?}"
     );
-    assert!(lines[1].starts_with("no problem found; largest part at the peak: Logit "), "{lines:#?}");
+    assert_eq!(lines[1], "no problem found; largest part at the peak: Untrackable 422.5 MiB, 59 %");
     assert!(lines[2].starts_with("peak of tracked 298.5 MiB at line 529: Logit 78.1 + "), "{lines:#?}");
     assert!(lines[3].starts_with("Untrackable 422.5 MiB; used (= nvidia-smi) 721.0 MiB"), "{lines:#?}");
     assert_eq!(lines[4], "next: gpumemctl report 4711");

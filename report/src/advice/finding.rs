@@ -77,7 +77,7 @@ fn growth(run: &Run, device: &Device, oom: Option<&Oom>, finding: &Finding) -> I
             (Item::new(frame.kind, Memory::Activations, device, change), None)
         }
         (None, None) if finding.is_of_whole_models() && library::has_accelerator(run) => {
-            let change = "Call free_memory() of the Accelerator when a model is not used any more, because prepare() keeps each model and optimizer; and drop other references to old models{0}";
+            let change = "Drop the old models{0}; if each was given to prepare() of an Accelerator, which keeps it and its optimizer, call free_memory() of the Accelerator";
             (Item::new(Kind::RetainedTensors, Memory::Parameters, device, change), None)
         }
         (None, Some(KeptBy::Frames(function))) => {

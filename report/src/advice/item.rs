@@ -68,6 +68,12 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// Returns whether a change of this kind costs nothing: no time, no accuracy, and nothing that the program wants to keep.
+    pub(super) fn costs_nothing(self) -> bool {
+        !matches!(self, Kind::EvaluationBatch | Kind::History | Kind::LibrarySetting | Kind::WeightCopies)
+            && self.is_free()
+    }
+
     /// Returns whether a change of this kind costs neither time nor accuracy, and no setting of the program.
     pub(super) fn is_free(self) -> bool {
         matches!(

@@ -17,6 +17,8 @@ pub struct LibraryFrame {
     pub functions: &'static [&'static str],
     /// Functions of which they must have called one at the failed request, directly or not; any if empty.
     pub called: &'static [&'static str],
+    /// Functions that must not be in the stack: with them, the change is in force.
+    without: &'static [&'static str],
     /// Whether the functions keep what they make, so that it adds up over many passes.
     keeps: bool,
     pub(super) kind: Kind,
@@ -30,6 +32,7 @@ pub const LIBRARY_FRAMES: [LibraryFrame; 6] = [
         file: "transformers/generation/utils.py",
         functions: &["GenerationMixin._sample", "GenerationMixin._beam_search"],
         called: &[],
+        without: &[],
         keeps: true,
         kind: Kind::LibrarySetting,
         change: "Pass output_scores=False and output_logits=False to generate(), which keeps them for each token; what is needed of them, compute in a LogitsProcessor",
@@ -39,6 +42,7 @@ pub const LIBRARY_FRAMES: [LibraryFrame; 6] = [
         file: "transformers/trainer_pt_utils.py",
         functions: &["torch_pad_and_concatenate", "nested_concat", "EvalLoopContainer.add"],
         called: &[],
+        without: &[],
         keeps: true,
         kind: Kind::LibrarySetting,
         change: "Reduce what the Trainer collects in evaluation with preprocess_logits_for_metrics (such as argmax), or move it to the host with eval_accumulation_steps",
@@ -48,15 +52,17 @@ pub const LIBRARY_FRAMES: [LibraryFrame; 6] = [
         file: "transformers/models/*.py",
         functions: &["eager_attention_forward"],
         called: &[],
+        without: &[],
         keeps: false,
         kind: Kind::LibrarySetting,
-        change: "Load the model with attn_implementation=\"sdpa\" (or \"flash_attention_2\"): \"eager\" makes the scores of all pairs of tokens",
+        change: "Load the model with attn_implementation=\"sdpa\" (or \"flash_attention_2\") if its class supports it: \"eager\" makes the scores of all pairs of tokens",
     },
     // torch 2.4 to 2.15. Without weights it calls scaled_dot_product_attention, and neither of the two.
     LibraryFrame {
         file: "torch/nn/functional.py",
         functions: &["multi_head_attention_forward"],
         called: &["softmax", "dropout"],
+        without: &[],
         keeps: false,
         kind: Kind::LibrarySetting,
         change: "Pass need_weights=False to nn.MultiheadAttention: with weights it makes the scores of all pairs of tokens",
@@ -66,15 +72,17 @@ pub const LIBRARY_FRAMES: [LibraryFrame; 6] = [
         file: "torch/_functorch/vmap.py",
         functions: &["vmap_impl"],
         called: &["grad_impl", "grad_and_value_impl"],
+        without: &[],
         keeps: false,
         kind: Kind::BatchSize,
-        change: "Make the gradients of each sample for micro-batches of 16 to 32 samples, and add up what is needed of each (such as clipped gradients): vmap(grad()) holds a gradient of the model for each sample",
+        change: "If vmap(grad()) makes the model's gradients for each sample, call it for smaller micro-batches, and add up what is needed of each, such as clipped gradients",
     },
     // diffusers 0.30 to 0.42, where _encode is newer. Tiles cost time.
     LibraryFrame {
         file: "diffusers/models/autoencoders/autoencoder_kl.py",
         functions: &["AutoencoderKL._decode", "AutoencoderKL._encode"],
         called: &[],
+        without: &["tiled_decode", "_tiled_encode", "tiled_encode"],
         keeps: false,
         kind: Kind::LargeOutput,
         change: "Call enable_slicing() on the AutoencoderKL (one image at a time), or enable_tiling() for large images",
@@ -102,13 +110,25 @@ pub(super) fn keeper_of(tag: &str) -> Option<&'static LibraryFrame> {
     LIBRARY_FRAMES.iter().filter(|frame| frame.keeps).find(|frame| frame.has(file, function))
 }
 
+/// Functions in which a module of PyTorch runs its forward pass.
+const PASS: [&str; 3] = ["forward", "_call_impl", "_wrapped_call_impl"];
+
+/// Returns the name of a function without that of its class.
+fn last_name(function: &str) -> &str {
+    function.rsplit('.').next().unwrap_or(function)
+}
+
 /// Returns the functions that made a failed request: those of the innermost frame that is in the table.
 fn maker_of(oom: &Oom) -> Option<&'static LibraryFrame> {
     let frames: Vec<(&str, &str)> = oom.stack.as_deref()?.lines().filter_map(function_of).collect();
     let is_of = |at: usize, row: &LibraryFrame| {
-        let mut inner = frames.iter().take(at).map(|(function, _)| function);
-        let is_called = row.called.is_empty() || inner.any(|function| row.called.contains(function));
-        frames.get(at).is_some_and(|(function, file)| row.has(file, function)) && is_called
+        let inner = || frames.iter().take(at).map(|(function, _)| last_name(function));
+        let is_called = row.called.is_empty() || inner().any(|function| row.called.contains(&function));
+        // What a module makes in its forward pass is not what its caller keeps.
+        let is_of_pass = row.keeps && inner().any(|function| PASS.contains(&function));
+        let is_in_force = frames.iter().any(|(function, _)| row.without.contains(&last_name(function)));
+        let is_in_row = frames.get(at).is_some_and(|(function, file)| row.has(file, function));
+        is_in_row && is_called && !is_of_pass && !is_in_force
     };
     (0..frames.len()).find_map(|at| LIBRARY_FRAMES.iter().find(|row| is_of(at, row)))
 }
@@ -154,7 +174,9 @@ pub(super) fn item(device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -> Opt
             (false, Kind::BatchSize) => "of activations, temporaries and the request",
             (false, _) => "of these modules and of the request",
         };
-        item.estimated([bytes / 2, bytes], format!("{} {of}", mib(bytes)))
+        // Slices save nothing of one image.
+        let least = if frame.kind == Kind::LargeOutput { 0 } else { bytes / 2 };
+        item.estimated([least, bytes], format!("{} {of}", mib(bytes)))
     })
 }
 
@@ -197,6 +219,14 @@ mod tests {
         );
         let samples = "grad_impl\t/v/torch/_functorch/eager_transforms.py\t9\nf\t/v/a.py\t1\nvmap_impl\t/v/torch/_functorch/vmap.py\t3\n";
         assert_eq!(maker(samples), Some("vmap_impl"));
+        let scores = "cat\t/v/torch/a.py\t2\n";
+        let generation = "GenerationMixin._sample\t/v/transformers/generation/utils.py\t3\n";
+        assert_eq!(maker(&format!("{scores}{generation}")), Some("GenerationMixin._sample"));
+        let pass = "LlamaMLP.forward\t/v/transformers/models/llama/modeling_llama.py\t9\n";
+        assert_eq!(maker(&format!("{scores}{pass}{generation}")), None, "a forward pass in generate()");
+        let tiles = "AutoencoderKL.tiled_decode\t/v/diffusers/models/autoencoders/autoencoder_kl.py\t9\n";
+        let decode = "AutoencoderKL._decode\t/v/diffusers/models/autoencoders/autoencoder_kl.py\t7\n";
+        assert_eq!(maker(&format!("{tiles}{decode}")), None, "it has tiles");
         assert_eq!(maker("vmap_impl\t/v/torch/_functorch/vmap.py\t3\n"), None, "no gradients");
         assert_eq!(maker(WEIGHTS), None, "the projections are made in both cases");
     }

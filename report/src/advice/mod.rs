@@ -108,9 +108,8 @@ pub fn free_line(report: &Report<'_>) -> Option<String> {
     let found = Findings::of(report);
     let is_well = matches!(found.outcome, Outcome::Ended | Outcome::Running);
     let has_finding = found.findings.iter().any(|finding| finding.kind != findings::Kind::Losses);
-    let free =
-        report.run.devices.iter().filter_map(|device| composition::free(report, device).into_iter().next());
-    let item = free.max_by_key(Item::most)?;
+    let items = report.run.devices.iter().flat_map(|device| composition::free(report, device));
+    let item = items.filter(|item| item.kind.costs_nothing()).max_by_key(Item::most)?;
     (is_well && !has_finding).then(|| item.line())
 }
 

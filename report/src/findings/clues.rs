@@ -94,10 +94,12 @@ fn of_structure(
     let factor = |bytes: i64| bytes as f64 / parameters.max(1) as f64;
     let is_too_many = |bytes: i64| parameters > 0 && factor(bytes) >= TOO_MANY;
     match finding.structures.first().map(String::as_str)? {
-        _ if finding.is_of_whole_models() => Some(match bytes(Role::OptimizerState) {
-            1.. => "whole models are kept, with their optimizers' state".to_owned(),
-            _ => "whole models are kept".to_owned(),
-        }),
+        _ if finding.is_of_whole_models() => {
+            Some(match finding.structures.iter().any(|name| name == "optimizer state") {
+                true => "whole models are kept, with their optimizers' state".to_owned(),
+                false => "whole models are kept".to_owned(),
+            })
+        }
         "optimizer state" if is_too_many(bytes(Role::OptimizerState)) => Some(format!(
             "it is {:.0} times the parameters (Adam has 2 times): old optimizers are kept, or one has a long history",
             factor(bytes(Role::OptimizerState))

@@ -1,8 +1,7 @@
 //! Reads a recording and decodes its records on a thread of its own, some pieces ahead of the caller. The memory of the pieces is
 //! bounded.
 
-use super::concerns_origin;
-use gpumem_wire::{Record, frame};
+use gpumem_wire::{Body, Record, frame};
 use std::io::{self, ErrorKind, Read};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{Builder, Scope};
@@ -59,6 +58,11 @@ impl Piece {
         }
         (self.len, self.whole) = (len, len - rest.len());
     }
+}
+
+/// Returns whether the code that finds the process of each record must see a record; the others have the origin of the record before them.
+fn concerns_origin(body: &Body<'_>) -> bool {
+    matches!(body, Body::Origin { .. } | Body::Hello { .. } | Body::ClockAnchor { .. } | Body::Device { .. })
 }
 
 /// The pieces of a recording, in order.

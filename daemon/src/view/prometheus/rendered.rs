@@ -1,16 +1,16 @@
-//! Keeps the series of each process between scrapes. A process that has not changed since the last scrape is not rendered again.
+//! Keeps the series of each process between scrapes. A process that has not changed since the last scrape is not rendered again,
+//! unless the limit of series leaves no room for it.
 //! Of a changed one, two parts that take as long as all its numbers are kept: the labels of its identity, which are made from facts
 //! that seldom change, and the categories of its cells, for which many rules are tried.
 
 use super::families::{Labels, Series};
 use super::names::Names;
 use crate::config::Tenants;
-use crate::os::lock;
 use crate::run_writer::ProcessFindings;
 use gpumem_ledger::{CellView, Facts, ProcessKey, ProcessView};
 use gpumem_report::rules::Groupings;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Mutex, TryLockError, Weak};
 
 /// What series of processes depend on besides the process.
 #[derive(Debug)]
@@ -38,8 +38,13 @@ impl Scope {
 pub struct RenderedProcesses(Mutex<Rendered>);
 
 impl RenderedProcesses {
-    pub(super) fn lock(&self) -> MutexGuard<'_, Rendered> {
-        lock(&self.0)
+    /// Passes the kept series to a scrape. A scrape during another one does not wait: it renders all processes.
+    pub(super) fn with<T>(&self, write: impl FnOnce(&mut Rendered) -> T) -> T {
+        match self.0.try_lock() {
+            Ok(mut kept) => write(&mut kept),
+            Err(TryLockError::Poisoned(kept)) => write(&mut kept.into_inner()),
+            Err(TryLockError::WouldBlock) => write(&mut Rendered::default()),
+        }
     }
 }
 
@@ -58,11 +63,20 @@ struct Process {
     parts: Parts,
 }
 
+/// Categories of a process's cells, with the data from which they were made.
+#[derive(Debug)]
+struct Categories {
+    cells: Arc<[CellView]>,
+    is_covered: bool,
+    /// `None` for a process without an agent.
+    names: Option<Names<'static>>,
+}
+
 /// Parts of series, each with the data from which it was made.
 #[derive(Debug, Default)]
 pub(super) struct Parts {
     identity: Option<(Arc<Facts>, Labels)>,
-    categories: Option<(Arc<[CellView]>, Option<Names<'static>>)>,
+    categories: Option<Categories>,
 }
 
 impl Parts {
@@ -79,10 +93,12 @@ impl Parts {
         process: &ProcessView,
         make: impl FnOnce() -> Option<Names<'n>>,
     ) -> Option<&Names<'static>> {
-        let cells = &process.cells;
-        let known = self.categories.take().filter(|(known, _)| Arc::ptr_eq(known, cells));
-        let made = || (Arc::clone(cells), make().map(Names::into_owned));
-        self.categories.insert(known.unwrap_or_else(made)).1.as_ref()
+        let (cells, is_covered) = (&process.cells, process.coverage.covered);
+        let is_same = |known: &Categories| known.is_covered == is_covered && Arc::ptr_eq(&known.cells, cells);
+        let known = self.categories.take().filter(is_same);
+        let made =
+            || Categories { cells: Arc::clone(cells), is_covered, names: make().map(Names::into_owned) };
+        self.categories.insert(known.unwrap_or_else(made)).names.as_ref()
     }
 }
 
@@ -124,11 +140,8 @@ impl Rendered {
     /// Drops series of other processes than `live`, which is sorted by start and pid.
     pub(super) fn keep(&mut self, live: &[&Arc<ProcessView>]) {
         let order = |key: &ProcessKey| (key.start_ticks, key.pid);
-        if self.processes.len() > live.len() {
-            self.processes.retain(|key, _| {
-                live.binary_search_by_key(&order(key), |process| order(&process.key)).is_ok()
-            });
-        }
+        self.processes
+            .retain(|key, _| live.binary_search_by_key(&order(key), |process| order(&process.key)).is_ok());
     }
 }
 
@@ -185,6 +198,33 @@ mod tests {
         }
         rendered.keep(&live);
         (out, made.get())
+    }
+
+    #[test]
+    fn categories_follow_the_cells_and_the_agent() {
+        let (mut ledger, mut parts) = (Ledger::new(), Parts::default());
+        facts(&mut ledger, 1, "comm=python");
+        let view = ledger.snapshot().processes[0].as_ref().clone();
+        assert!(parts.categories(&view, || None).is_none());
+        let rules = Default::default();
+        let named = || Some(Names::categories(&view, &rules));
+        assert!(parts.categories(&view, named).is_none(), "kept");
+        let mut covered = view.clone();
+        Arc::make_mut(&mut covered.coverage).covered = true;
+        assert!(Arc::ptr_eq(&view.cells, &covered.cells) && parts.categories(&covered, named).is_some());
+        covered.cells = Arc::from([]);
+        assert!(parts.categories(&covered, || None).is_none(), "made again");
+    }
+
+    #[test]
+    fn a_scrape_during_another_one_does_not_wait() {
+        let rendered = RenderedProcesses::default();
+        let rules = Arc::default();
+        rendered.with(|kept| {
+            kept.set_scope(&scope(0, &rules));
+            rendered.with(|other| assert!(other.scope.is_none()));
+        });
+        rendered.with(|kept| assert!(kept.scope.is_some()));
     }
 
     #[test]
