@@ -268,7 +268,7 @@ fn rows(
         }
         lines.push(Line { part: row.part, cells, steps: amount, bytes: row.bytes[0], note: row_note });
     }
-    fold(&mut lines, unit, max_rows, smallest);
+    fold(&mut lines, unit, max_rows, [smallest, total / LARGEST_FOLDED]);
     // The largest row is the first one, even if it has no name.
     if let Some(others) = lines.iter().position(|line| line.part == Part::Others) {
         let at = lines[..others].iter().take_while(|line| line.bytes >= lines[others].bytes).count();
@@ -283,9 +283,13 @@ fn rows(
     lines
 }
 
+/// A category with more than this fraction of the total is not summed with smaller ones, unless there is no room for its row.
+const LARGEST_FOLDED: i64 = 20;
+
 /// Sums the parts of tracked memory that are smaller than `smallest`, and the categories beyond `max_rows`, in one row. The row is
-/// omitted if it prints as 0. Otherwise the last categories are added until it has `smallest` bytes.
-fn fold(lines: &mut Vec<Line>, unit: Unit, max_rows: usize, smallest: i64) {
+/// omitted if it prints as 0. Otherwise the last categories below `largest` bytes are added until it has `smallest` bytes; if there
+/// are none, it is added to `Others`.
+fn fold(lines: &mut Vec<Line>, unit: Unit, max_rows: usize, [smallest, largest]: [i64; 2]) {
     let is_large = |line: &Line| !line.is_of_tracked() || line.bytes >= Some(smallest);
     let is_category = |line: &Line| line.part == Part::Category;
     let (mut shown, mut folded): (Vec<Line>, Vec<Line>) =
@@ -297,13 +301,21 @@ fn fold(lines: &mut Vec<Line>, unit: Unit, max_rows: usize, smallest: i64) {
         [steps.saturating_add(line.steps.unwrap_or(0)), bytes.saturating_add(line.bytes.unwrap_or(0))]
     };
     let mut sums = folded.iter().fold([0; 2], add);
-    while categories > limit || sums[0] != 0 && sums[1] < smallest {
-        let Some(at) = shown.iter().rposition(is_category) else { break };
+    loop {
+        let is_too_small = sums[0] != 0 && sums[1] < smallest;
+        let is_next = |line: &Line| is_category(line) && (categories > limit || line.bytes < Some(largest));
+        let Some(at) = shown.iter().rposition(is_next).filter(|_| categories > limit || is_too_small) else {
+            break;
+        };
         folded.push(shown.remove(at));
         sums = add(sums, &folded[folded.len() - 1]);
         categories -= 1;
     }
-    if sums[0] != 0 {
+    let others = shown.iter_mut().find(|line| line.part == Part::Others && sums[1] < smallest);
+    if let Some(others) = others {
+        let [steps, bytes] = add(sums, others);
+        (others.steps, others.bytes, others.cells[1]) = (Some(steps), Some(bytes), unit.print(steps));
+    } else if sums[0] != 0 {
         let after = |line: &Line| is_category(line) || line.part == Part::Predates;
         let at = shown.iter().rposition(after).map_or(0, |at| at + 1);
         let count = folded.iter().filter(|line| line.bytes != Some(0)).count();
@@ -511,5 +523,31 @@ mod tests {
         };
         assert_eq!(shown(9), ["a 90.1", "b 9.0", "(3 smaller) 0.9"]);
         assert_eq!(shown(2), ["a 90.1", "(4 smaller) 9.9"]);
+    }
+
+    #[test]
+    fn a_large_category_keeps_its_row_beside_small_ones() {
+        let line = |part, name: &str, mib: i64| Line {
+            part,
+            cells: [name.to_owned(), mib.to_string()],
+            steps: Some(mib),
+            bytes: Some(mib << 20),
+            note: String::new(),
+        };
+        let shown = |mut lines: Vec<Line>| -> Vec<String> {
+            fold(&mut lines, Unit::for_largest(1000 << 20), 9, [1 << 20, 50 << 20]);
+            lines.into_iter().map(|line| line.cells[0].clone()).collect()
+        };
+        let with = |mib: i64| {
+            let others = line(Part::Others, "Others", mib);
+            vec![line(Part::Category, "a", 900), line(Part::Category, "b", 1), others]
+        };
+        let small = |mut lines: Vec<Line>| {
+            lines[1].bytes = Some(1 << 19);
+            lines
+        };
+        assert_eq!(shown(small(with(8))), ["a", "Others"]);
+        assert_eq!(shown(small(with(0))), ["a", "(1 smaller)"], "too little to be added to");
+        assert_eq!(shown(with(8)), ["a", "b", "Others"]);
     }
 }
