@@ -147,8 +147,9 @@ fn why_not_open(path: &Path, source: &io::Error) -> String {
         io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
             format!("no such file, because {folder} is not a folder; {right}")
         }
+        // Tags, paths and command lines in a recording are for its owner: access is advised for one user, not for all.
         io::ErrorKind::PermissionDenied => {
-            "permission denied: read it as its owner, or have the owner permit it (chmod a+r, and a+x for the folders)".to_owned()
+            "permission denied: its owner or an administrator can give you access (setfacl -m u:NAME:r on the file, u:NAME:x on its folders)".to_owned()
         }
         _ => source.to_string(),
     }
@@ -243,6 +244,17 @@ mod tests {
             });
         }
         found
+    }
+
+    #[test]
+    fn access_to_a_file_is_given_to_one_user_only() {
+        let (path, source) = ("train.gpumem".into(), io::ErrorKind::PermissionDenied.into());
+        let message = Error::Open { path, source }.to_string();
+        assert!(
+            message.starts_with("train.gpumem: permission denied: its owner or an administrator"),
+            "{message}"
+        );
+        assert!(message.contains("setfacl -m u:NAME:r") && !message.contains("chmod"), "{message}");
     }
 
     #[test]
