@@ -114,8 +114,13 @@ fn cannot_create(target: &Path, error: io::Error) -> anyhow::Error {
     let parent = target.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let folder = parent.display();
     match error.kind() {
-        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
-            anyhow::anyhow!("{folder} is not a folder: make it, or name a file in another one")
+        io::ErrorKind::NotFound => {
+            anyhow::anyhow!("{folder} does not exist: make it, or name a file in another folder")
+        }
+        io::ErrorKind::NotADirectory => {
+            // A part of the path is a file: the longest that exists.
+            let file = parent.ancestors().find(|path| path.exists()).unwrap_or(parent).display();
+            anyhow::anyhow!("{file} is not a folder: name a file in another folder")
         }
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
             anyhow::anyhow!("you may not write in {folder}: name a file in another folder")
@@ -207,7 +212,11 @@ mod tests {
 
         assert!(write_file(&dir, b"", true).unwrap_err().to_string().contains("folder"));
         let absent = write_file(&dir.join("no/such"), b"", true).unwrap_err().to_string();
-        assert!(absent.contains("/no is not a folder: make it, or name"), "{absent}");
+        assert!(absent.contains("/no does not exist: make it, or name"), "{absent}");
+        for below in ["such", "no/such"] {
+            let in_file = write_file(&link.join(below), b"", true).unwrap_err().to_string();
+            assert!(in_file.ends_with("/link is not a folder: name a file in another folder"), "{in_file}");
+        }
         write_file(Path::new("/dev/null"), b"gone", false).expect("a device takes it");
         assert_eq!(fs::read_dir(&dir).expect("a folder").count(), 2, "nothing is left beside them");
         fs::remove_dir_all(&dir).expect("removed");

@@ -202,7 +202,7 @@ fn bad_files_are_named_with_what_would_be_right() {
     }
     let (exit, message) =
         failure(&folder.run(&["report", &shipped(), "--html", "-o", &folder.path("no/page.html")]));
-    assert_eq!((exit, message.contains("/no is not a folder: make it, or name")), (1, true), "{message}");
+    assert_eq!((exit, message.contains("/no does not exist: make it, or name")), (1, true), "{message}");
     let (exit, message) = failure(&folder.run(&["import", "tbd-log", &folder.file("plain", "hello\n")]));
     assert_eq!(exit, 4);
     assert!(message.contains("[mem] Allocate 1024 bytes GPU memory"), "{message}");
