@@ -9,7 +9,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
 use std::process::{Command, Stdio};
 
-fn rank(pid: u32, rank: u32, state: State) -> Run {
+pub fn rank(pid: u32, rank: u32, state: State) -> Run {
     let mut run = run_of(pid, "bert.18a2b3c4d5e6f70-1f3", Some(rank));
     run.process.claims.insert("world_size".into(), "4".into());
     run.state = state;

@@ -15,7 +15,7 @@ fn daemon(folder: &Folder) -> FakeDaemon {
     FakeDaemon::at(&folder.path("gpumem/control.sock"))
 }
 
-fn machine() -> String {
+pub fn machine() -> String {
     let device = DeviceRow {
         index: 3,
         uuid: "GPU-5f1c0003-aaaa".into(),

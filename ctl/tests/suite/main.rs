@@ -4,6 +4,7 @@ mod cli;
 mod common;
 mod compare;
 mod completions;
+mod headings;
 mod hostile;
 mod imports;
 mod job;

@@ -7,7 +7,7 @@ use gpumem_wire::*;
 const MIB: u64 = 1 << 20;
 
 /// A process whose pool fails twice: once after the driver refused memory, and once without asking the driver.
-fn recording(folder: &Folder) -> String {
+pub fn recording(folder: &Folder) -> String {
     let mut out = frame::header().to_vec();
     let mut seq = 0;
     let mut say = |tag: u32, time_s: u64, body: Body<'_>| {

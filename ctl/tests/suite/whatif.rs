@@ -6,7 +6,7 @@ use std::process::Command;
 const MIB: u64 = 1 << 20;
 
 /// A snapshot in a temporary file, deleted on drop.
-struct Snapshot(PathBuf);
+pub struct Snapshot(pub PathBuf);
 
 impl Drop for Snapshot {
     fn drop(&mut self) {
@@ -34,7 +34,7 @@ fn number(number: u64) -> String {
 
 impl Snapshot {
     /// Writes a snapshot with the requests of each device, in bytes. No memory is freed. Each request has a segment of its own.
-    fn new(name: &str, settings: &str, devices: &[&[u64]]) -> Self {
+    pub fn new(name: &str, settings: &str, devices: &[&[u64]]) -> Self {
         let (mut traces, mut segments) = (Vec::new(), Vec::new());
         for (device, requests) in (0_u64..).zip(devices) {
             let mut trace = Vec::new();
@@ -96,7 +96,7 @@ impl Snapshot {
     }
 }
 
-const TWO_DEVICES: [&[u64]; 2] = [&[12 * MIB, 30 * MIB], &[14 * MIB, 40 * MIB, 64 * MIB]];
+pub const TWO_DEVICES: [&[u64]; 2] = [&[12 * MIB, 30 * MIB], &[14 * MIB, 40 * MIB, 64 * MIB]];
 
 #[test]
 fn each_gpu_of_a_process_has_its_answer() {

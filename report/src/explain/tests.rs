@@ -33,6 +33,14 @@ fn no_word_means_two_things() {
 }
 
 #[test]
+fn conclusions_and_moments_of_the_first_screen_differ() {
+    let words =
+        ["finding", "free to save", "at the peak", "at the end", "when memory ran out", "at that time"];
+    let texts: BTreeSet<&str> = words.map(|word| find(word).expect("known").means.as_str()).into();
+    assert_eq!(texts.len(), words.len(), "{texts:#?}");
+}
+
+#[test]
 fn words_name_numbers_that_are_there() {
     let file: File = toml::from_str(include_str!("words.toml")).expect("the file of words");
     assert!(file.subject.iter().map(|subject| subject.word.len()).sum::<usize>() > 100);
