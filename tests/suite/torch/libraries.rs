@@ -212,21 +212,25 @@ fn failed_requests_and_plain_tensors_have_their_place() {
     assert!(plain.len() > 50, "{plain:?}");
 }
 
-/// Returns the texts of the Python files that are in a folder or below it.
-fn texts(folder: &Path) -> Vec<String> {
+/// Returns the Python files that are in a folder or below it: path and text.
+fn sources(folder: &Path) -> Vec<(String, String)> {
     let entries = fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
     let paths = entries.map(|entry| entry.expect("an entry").path());
-    let text = |path: PathBuf| match path.extension() {
-        _ if path.is_dir() => texts(&path),
-        Some(kind) if kind == "py" => fs::read_to_string(&path).into_iter().collect(),
+    let source = |path: PathBuf| match path.extension() {
+        _ if path.is_dir() => sources(&path),
+        Some(kind) if kind == "py" => {
+            let text = fs::read_to_string(&path).ok();
+            text.map(|text| (path.to_string_lossy().into_owned(), text)).into_iter().collect()
+        }
         _ => Vec::new(),
     };
-    paths.flat_map(text).collect()
+    paths.flat_map(source).collect()
 }
 
-/// Advice names settings of libraries by functions in stacks. A release without such a function needs another row in the table.
+/// Advice names settings of libraries by functions in stacks, and the files of these. A release in which a function is in no such
+/// file needs another row in the table. The functions that they call may be in any file of the folder.
 #[test]
-fn functions_that_advice_recognises_exist() {
+fn functions_that_advice_recognises_exist_in_their_files() {
     let (Some(wheel), Some(libraries)) = (torch::wheel(VERSION), torch::libraries(VERSION)) else { return };
     let versions = fs::read_dir(wheel.dir.join("venv/lib")).expect("a virtual environment");
     let packages = versions.map(|version| version.expect("an entry").path().join("site-packages"));
@@ -234,11 +238,15 @@ fn functions_that_advice_recognises_exist() {
     for frame in &LIBRARY_FRAMES {
         let folder = frame.file.rsplit_once('/').expect("a folder").0;
         let folder = roots.iter().map(|root| root.join(folder)).find(|folder| folder.is_dir());
-        let all = texts(&folder.unwrap_or_else(|| panic!("no folder of {}", frame.file)));
-        for function in frame.functions.iter().chain(frame.called) {
+        let all = sources(&folder.unwrap_or_else(|| panic!("no folder of {}", frame.file)));
+        let (start, end) = frame.file.split_once('*').unwrap_or(("", frame.file));
+        let is_in_file = |path: &str| path.contains(start) && path.ends_with(end);
+        let functions = frame.functions.iter().map(|function| (function, true));
+        for (function, is_in) in functions.chain(frame.called.iter().map(|function| (function, false))) {
             let (class, name) = function.rsplit_once('.').unwrap_or(("", function));
-            let has = |text: &String| {
-                text.contains(&format!("def {name}("))
+            let has = |(path, text): &(String, String)| {
+                (!is_in || is_in_file(path))
+                    && text.contains(&format!("def {name}("))
                     && (class.is_empty() || text.contains(&format!("class {class}")))
             };
             assert!(all.iter().any(has), "{}: {function}", frame.file);
