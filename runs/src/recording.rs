@@ -205,3 +205,6 @@ pub fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;
