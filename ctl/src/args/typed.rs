@@ -85,9 +85,9 @@ fn number(text: &str) -> Option<u64> {
 /// Parses the pid of a process.
 pub(crate) fn pid(text: &str) -> Result<u32, String> {
     let pid = number(text).and_then(|pid| u32::try_from(pid).ok()).filter(|pid| *pid > 0);
-    pid.ok_or_else(|| {
-        "a pid is a number, as 4711; gpumemctl ps lists processes, and gpumemctl runs stored runs".into()
-    })
+    let is_positive = text.bytes().all(|byte| byte.is_ascii_digit()) && text.bytes().any(|byte| byte != b'0');
+    let why = if is_positive { "this number is too large for a pid" } else { "a pid is a number, as 4711" };
+    pid.ok_or_else(|| format!("{why}; gpumemctl ps lists processes, and gpumemctl runs stored runs"))
 }
 
 /// Parses a number from 1 on, as of rows or steps.
@@ -157,6 +157,11 @@ mod tests {
         assert_eq!((pid("4711"), count("3"), gpu("0")), (Ok(4711), Ok(3), Ok(0)));
         for bad in ["", "0", "-1", "+1", "abc", "r1", "4294967296"] {
             assert!(pid(bad).is_err_and(|error| error.contains("gpumemctl ps")), "{bad}");
+        }
+        for (bad, is_too_large) in
+            [("4294967296", true), ("99999999999999999999", true), ("0", false), ("", false)]
+        {
+            assert_eq!(pid(bad).unwrap_err().contains("too large"), is_too_large, "{bad}");
         }
         assert!(["0", "-1", "x"].iter().all(|bad| count(bad).is_err()));
         assert!(["256", "-1", "x"].iter().all(|bad| gpu(bad).is_err()));
