@@ -23,6 +23,25 @@ class Inert(unittest.TestCase):
         )
         self.assertEqual(run(script), ["None"] * 3 + ["None", "False", "{}"])
 
+    def test_sizes_of_models_keep_no_parameter(self):
+        script = (
+            "import sys, weakref\n"
+            "from types import SimpleNamespace\n"
+            "from gpumem.torch._models import Models\n"
+            "class Table: sparse = False\n"
+            "class Parameter:\n"
+            "    requires_grad = is_cuda = True\n"
+            "    dtype = 'torch.float32'\n"
+            "    numel = element_size = lambda self: 4\n"
+            "sys.modules['torch'] = SimpleNamespace(nn=SimpleNamespace(Embedding=Table, EmbeddingBag=Table))\n"
+            "models, parameter = Models(lambda tensor: [tensor], []), Parameter()\n"
+            "models.add('net/table/weight', parameter, Table())\n"
+            "models.send()\n"
+            "parameter = weakref.ref(parameter)\n"
+            "print(models._bytes['net', 'float32'], parameter())"
+        )
+        self.assertEqual(" ".join(run(script)), "[16, 16, 0, 16, 0] None")
+
     def test_embedded_sources_match_the_package(self):
         carried = (PACKAGE.parent / "src/sources/python_host/bootstrap.rs").read_text()
         for path in (PACKAGE / "gpumem/torch").glob("_*.py"):

@@ -68,6 +68,7 @@ class Models:
                 self._add(model, parameter, (False, False, False, not is_sparse, is_sparse))
             except Exception:  # without a size so far
                 pass
+        self._tables.clear()  # the program may free the parameters
         largest = sorted(self._bytes.items(), key=lambda item: -item[1][0])[:_LINES]
         lines = ["\t".join((*key, *map(str, sums))) for key, sums in largest]
         functions.models(text("\n".join((_keepers() if lines else []) + lines)))
