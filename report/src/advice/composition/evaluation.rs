@@ -2,8 +2,9 @@
 //! a larger batch.
 
 use super::super::item::{Item, Kind, Memory, mib};
+use super::graphs::step_at;
 use super::parts::is_role;
-use crate::{Report, held, sum};
+use crate::{Report, held, names, sum, sums};
 use gpumem_model::names::Named;
 use gpumem_model::run::{Amounts, Cell, Class, Device};
 use gpumem_wire::{Phase, Role};
@@ -53,6 +54,17 @@ fn is_of_pass(cell: &Cell) -> bool {
         && !has_phase(Phase::Optimizer)
 }
 
+/// Returns whether more forward passes without a backward pass began in the step of the peak than in others, whose temporaries are
+/// smaller than these of the peak. Else each training step may need what the peak has.
+fn has_more_passes(device: &Device, temporaries: i64) -> bool {
+    let rows = &device.details.iterations.rows;
+    let trained = || rows.iter().filter(|row| row.activations.peak_bytes > 0 && row.passes_at_once > 0);
+    let Some(fewest) = trained().map(|row| row.passes_at_once).min() else { return false };
+    let mut usual = trained().filter(|row| row.passes_at_once == fewest);
+    let is_higher = step_at(device, device.peak.time_ns).is_some_and(|step| step.passes_at_once > fewest);
+    is_higher && usual.all(|row| row.temporaries.peak_bytes < temporaries.max(1))
+}
+
 fn levels<'r>(report: &'r Report<'_>, device: &'r Device) -> Option<Levels<'r>> {
     let steps = device.details.iterations.rows.iter().map(|row| row.activations.peak_bytes);
     let steps: Vec<i64> = steps.filter(|bytes| *bytes > 0).collect();
@@ -90,11 +102,27 @@ fn levels<'r>(report: &'r Report<'_>, device: &'r Device) -> Option<Levels<'r>> 
         .collect();
     let difference = passes.saturating_sub(level) as f64;
     let has_share = |bytes: i64, share: f64| bytes as f64 >= difference * share;
-    let of_forward = added.iter().filter(|(cell, _)| cell.phase.as_deref() == Phase::Forward.name());
-    let of_forward = sum(of_forward.map(|(_, bytes)| *bytes));
+    let of_phase = |phase: Phase| {
+        let cells = added.iter().filter(move |(cell, _)| cell.phase.as_deref() == phase.name());
+        sum(cells.map(|(_, bytes)| *bytes))
+    };
+    let of_evaluation = of_phase(Phase::Evaluation);
+    let of_forward = of_phase(Phase::Forward).saturating_add(of_evaluation);
     let all = sum(added.iter().map(|(_, bytes)| *bytes));
     let (largest, _) = added.iter().max_by_key(|(_, bytes)| *bytes)?;
-    (has_share(all, EXPLAINED_SHARE) && has_share(of_forward, FORWARD_SHARE)).then_some(Levels {
+    // A convolution whose algorithms are tried for the first time needs that much in a training step, too.
+    let is_of_module = |(cell, bytes): &(&'r Cell, i64)| {
+        let tag = cell.tag.as_deref().filter(|tag| is_role(cell, Role::Temporary) && !names::is_line(tag))?;
+        Some((tag, *bytes))
+    };
+    let is_one_module = sums(added.iter().filter_map(is_of_module))
+        .into_values()
+        .any(|bytes| has_share(bytes, EXPLAINED_SHARE));
+    let is_explained = has_share(all, EXPLAINED_SHARE) && has_share(of_forward, FORWARD_SHARE);
+    let is_named = has_share(of_evaluation, FORWARD_SHARE);
+    let temporaries = bytes(fullest, &|cell| is_role(cell, Role::Temporary));
+    let is_pass = is_named || has_more_passes(device, temporaries);
+    (is_explained && !is_one_module && is_pass).then_some(Levels {
         passes,
         training: level,
         largest: largest.tag.as_deref()?,

@@ -49,7 +49,7 @@ pub(super) struct GraphsAtOnce {
 }
 
 /// Returns the step in progress at `time_ns`.
-fn step_at(device: &Device, time_ns: u64) -> Option<&Iteration> {
+pub(super) fn step_at(device: &Device, time_ns: u64) -> Option<&Iteration> {
     let iterations = &device.details.iterations;
     iterations.rows.iter().chain(&iterations.open).rev().find(|row| row.start_ns <= time_ns)
 }

@@ -269,7 +269,8 @@ fn trained_with(run: &mut Run, amounts: &[(u32, i64)]) {
 
 #[test]
 fn evaluation_that_needs_more_than_training_sets_the_peak() {
-    let advised = |activations: i64, phase: Phase| {
+    // In the step of the peak `passes` began without a backward pass, and one in each other step, with these temporaries.
+    let of_steps = |activations: i64, phase: Phase, passes, temporaries, is_one_module| {
         let held = [
             (Role::Parameter, "Net/a", 2),
             (Role::Temporary, "Net/head", 4),
@@ -279,15 +280,26 @@ fn evaluation_that_needs_more_than_training_sets_the_peak() {
         let mut run = fitting(&held);
         made_in(&mut run, 1, phase);
         let rows = &mut run.devices[0].details.iterations.rows;
-        rows.iter_mut().for_each(|row| row.activations = level(activations));
+        rows.iter_mut().for_each(|row| (row.activations, row.passes_at_once) = (level(activations), 1));
+        rows[10].passes_at_once = passes;
+        rows[3].temporaries = level(temporaries);
         trained_with(&mut run, &[(0, 2), (3, activations)]);
+        if is_one_module {
+            run.cells[2].tag = run.cells[1].tag.clone();
+        }
         first(&run)
     };
+    let advised = |activations: i64, phase: Phase| of_steps(activations, phase, 3, 0, false);
     assert_eq!(advised(4, Phase::Forward), Some((Kind::EvaluationBatch, [6; 2])));
     assert_eq!(advised(9, Phase::Forward), None, "a training step needs nearly as much");
     assert_eq!(advised(4, Phase::Setup), None, "no forward pass");
     assert_eq!(advised(4, Phase::Optimizer), None, "an optimizer needs its temporaries");
     assert_eq!(advised(0, Phase::Forward), None, "no training");
+    assert_eq!(of_steps(4, Phase::Forward, 1, 0, false), None, "the first layer of a training step");
+    assert_eq!(of_steps(4, Phase::Forward, 3, 10, false), None, "each training step has these temporaries");
+    assert_eq!(of_steps(4, Phase::Forward, 3, 0, true), None, "trials of a convolution");
+    let named = of_steps(4, Phase::Evaluation, 1, 0, false);
+    assert_eq!(named, Some((Kind::EvaluationBatch, [6; 2])), "the program names the phase");
 }
 
 #[test]
