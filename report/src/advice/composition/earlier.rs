@@ -14,19 +14,31 @@ const SAME_SHARE: f64 = 0.9;
 /// Minimum share of the earlier attempt's memory that is still held by the same modules. A new attempt with a smaller batch makes
 /// less in each module.
 const HELD_SHARE: f64 = 0.95;
+/// Minimum share of the bytes beyond the earlier attempt's that lie in modules which it had passed. A single attempt that comes
+/// further has more bytes in the module in which the earlier one failed, or in later ones.
+const AGAIN_SHARE: f64 = 0.5;
+/// Minimum bytes beyond the earlier attempt's, as a share of these.
+const MORE_SHARE: f64 = 0.05;
 /// Maximum size of the failed request, as a share of the earlier one. An attempt of the same size holds as much in each module.
 const SMALLER: f64 = 0.75;
 
-/// Returns the change for an attempt that failed before in the same step and is still held.
-pub(super) fn failed_attempt(report: &Report<'_>, device: &Device, oom: &Oom) -> Option<Item> {
-    let bytes = of_failed_attempt(report, device, oom)?;
-    let change = "Retry after the except block, not in it: while it runs, the exception keeps the tensors of the attempt that failed";
+/// Returns the change for an attempt that failed before in the same step and may still be held, and whether that is certain.
+pub(super) fn failed_attempt(report: &Report<'_>, device: &Device, oom: &Oom) -> Option<(Item, bool)> {
+    let (bytes, is_held_twice) = of_failed_attempt(report, device, oom)?;
+    let change = match is_held_twice {
+        true => {
+            "Retry after the except block, not in it: while it runs, the exception keeps the tensors of the attempt that failed"
+        }
+        false => {
+            "If the program retries in the except block, retry after it: while it runs, the exception keeps the tensors of the attempt that failed"
+        }
+    };
     let item = Item::new(Kind::FailedAttempt, Memory::Activations, device, change);
     let formula = format!(
-        "{} of an attempt whose error the program caught in this step were held when a smaller attempt failed",
+        "as many bytes as the {} of an attempt whose error the program caught in this step were held when a smaller attempt failed",
         mib(bytes)
     );
-    Some(Item { formula, ..item })
+    Some((Item { formula, ..item }, is_held_twice))
 }
 
 /// Returns the change for the result of the previous pass, if a pass without a backward pass requests memory for the next result of
@@ -56,8 +68,9 @@ pub(super) fn previous_result(report: &Report<'_>, device: &Device, oom: &Oom) -
     )
 }
 
-/// Returns the bytes of a failed attempt in the same step that are still held when `oom` fails.
-fn of_failed_attempt(report: &Report<'_>, device: &Device, oom: &Oom) -> Option<i64> {
+/// Returns the bytes of a failed attempt in the same step that seem to be still held when `oom` fails, and whether a second attempt is
+/// held beside them.
+fn of_failed_attempt(report: &Report<'_>, device: &Device, oom: &Oom) -> Option<(i64, bool)> {
     let before = device.details.ooms.iter().filter(|other| {
         other.time_ns < oom.time_ns
             && matches!(other.fate, Fate::Survived)
@@ -68,10 +81,18 @@ fn of_failed_attempt(report: &Report<'_>, device: &Device, oom: &Oom) -> Option<
     let held = before.filter_map(|other| {
         let then = of_passes(report, &other.amounts);
         let all = sum(then.values().copied());
-        let still = then.iter().map(|(tag, bytes)| now.get(tag).copied().unwrap_or(0).min(*bytes));
-        Some(sum(still)).filter(|still| all > 0 && *still as f64 >= all as f64 * HELD_SHARE)
+        let still = sum(then.iter().map(|(tag, bytes)| now.get(tag).copied().unwrap_or(0).min(*bytes)));
+        let is_passed = |tag: &str| then.contains_key(tag) && Some(tag) != other.tag.as_deref();
+        let more = |fits: &dyn Fn(&str) -> bool| {
+            let tags = now.iter().filter(|(tag, _)| fits(tag));
+            let more = tags.map(|(tag, bytes)| bytes.saturating_sub(then.get(tag).copied().unwrap_or(0)));
+            sum(more.filter(|bytes| *bytes > 0)) as f64
+        };
+        let (again, more) = (more(&is_passed), more(&|_| true));
+        let is_held_twice = again >= more * AGAIN_SHARE && again >= all as f64 * MORE_SHARE;
+        (all > 0 && still as f64 >= all as f64 * HELD_SHARE).then_some((still, is_held_twice))
     });
-    held.max()
+    held.max_by_key(|(bytes, is_held_twice)| (*is_held_twice, *bytes))
 }
 
 /// Returns the bytes of forward passes by tag.

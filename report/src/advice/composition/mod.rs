@@ -66,7 +66,9 @@ fn of_parts(report: &Report<'_>, device: &Device, parts: &Parts<'_>, oom: Option
         item.saves_bytes = item.saves_bytes.map(|saved| saved.map(|bytes| bytes.min(parts.used)));
     }
     // The size of the next attempt decides how much is saved.
-    items.splice(..0, oom.and_then(|oom| earlier::failed_attempt(report, device, oom)));
+    if let Some((item, is_certain)) = oom.and_then(|oom| earlier::failed_attempt(report, device, oom)) {
+        items.insert(if is_certain { 0 } else { items.len() }, item);
+    }
     items
 }
 
