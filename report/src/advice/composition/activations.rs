@@ -9,7 +9,7 @@ use gpumem_model::names::Named;
 use gpumem_model::run::{Device, Oom};
 use gpumem_model::units::signed;
 use gpumem_wire::Phase;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 /// Minimum share of the activations for advice on one module, or on a repeated one.
 const MODULE_SHARE: f64 = 0.4;
@@ -191,37 +191,57 @@ fn graphs_at_once(device: &Device, parts: &Parts<'_>) -> Option<Item> {
     Some(item.estimated([least, graphs.bytes], formula))
 }
 
+/// Activations of the modules whose paths differ in one number only.
+#[derive(Debug, Default)]
+struct Repeated<'r> {
+    bytes: i64,
+    /// Module -> bytes of its largest tag. The module's input, which a checkpoint keeps, has about that size at most.
+    modules: BTreeMap<&'r str, i64>,
+}
+
 /// Returns the change for activations of repeated modules, with the share of the forward pass that runs again.
 fn checkpointing(device: &Device, parts: &Parts<'_>) -> Option<Item> {
-    let mut groups: BTreeMap<String, (i64, BTreeSet<&str>)> = BTreeMap::new();
+    let mut groups: BTreeMap<String, Repeated<'_>> = BTreeMap::new();
     for (tag, bytes) in &parts.by_tag {
         let Some((starred, module)) = repeated(without_sum(tag)) else { continue };
         let group = groups.entry(starred).or_default();
-        group.0 = group.0.saturating_add(*bytes);
-        group.1.insert(module);
+        group.bytes = group.bytes.saturating_add(*bytes);
+        let largest = group.modules.entry(module).or_default();
+        *largest = (*largest).max(*bytes);
     }
-    let groups = groups.into_iter().filter(|(_, (bytes, modules))| {
-        *bytes as f64 >= parts.activations as f64 * MODULE_SHARE && modules.len() > 1
+    let groups = groups.into_iter().filter(|(_, group)| {
+        group.bytes as f64 >= parts.activations as f64 * MODULE_SHARE && group.modules.len() > 1
     });
-    let (name, (bytes, modules)) = groups.max_by_key(|(_, (bytes, _))| *bytes)?;
+    let (name, Repeated { bytes, modules }) = groups.max_by_key(|(_, group)| group.bytes)?;
     let count = modules.len() as i64;
-    // The time of a forward pass on the GPU is unknown. Most of it is matrix products, whose operations grow with the parameters.
     let is_inside = |tag: &str| repeated(without_sum(tag)).is_some_and(|(starred, _)| starred == name);
-    let inside = parts.parameters_by_tag.iter().filter(|(tag, _)| is_inside(tag)).map(|(_, bytes)| *bytes);
-    let share = sum(inside).saturating_mul(100).checked_div(parts.parameters);
+    let parameters = || parts.parameters_by_tag.iter().filter(|(tag, _)| is_inside(tag));
+    // A module without parts keeps little more than its input, which is the output of the one before.
+    let has_parts = |path: &str| repeated(path).is_some_and(|(_, module)| module != path);
+    let is_composed = parts.by_tag.keys().filter(|tag| is_inside(tag)).any(|tag| has_parts(without_sum(tag)))
+        || parameters().any(|(tag, _)| tag.rsplit_once('/').is_some_and(|(path, _)| has_parts(path)));
+    // The time of a forward pass on the GPU is unknown. Most of it is matrix products, whose operations grow with the parameters.
+    let share = sum(parameters().map(|(_, bytes)| *bytes)).saturating_mul(100).checked_div(parts.parameters);
     let again = match share.filter(|share| *share > 0) {
         Some(share) => {
             format!("about {share} % of the forward pass runs twice (their share of the parameters)")
         }
         None => "how much of the forward pass runs twice is unknown".to_owned(),
     };
-    let formula = format!(
-        "{} of activations in {count} modules x {}/{count}, less their inputs; {again}",
-        mib(bytes),
-        count - 1
-    );
     let saved = bytes / count * (count - 1);
-    let change = "Checkpoint each module {0} (torch.utils.checkpoint)";
+    let (change, inputs) = match is_composed {
+        true => ("Checkpoint each module {0} (torch.utils.checkpoint)", sum(modules.into_values())),
+        false => (
+            "Checkpoint the modules {0} in groups of several (torch.utils.checkpoint.checkpoint_sequential)",
+            bytes,
+        ),
+    };
+    let formula = format!(
+        "{} of activations in {count} modules x {}/{count}, less their inputs of up to {}; {again}",
+        mib(bytes),
+        count - 1,
+        mib(inputs)
+    );
     let item = Item::new(Kind::Checkpointing, Memory::Activations, device, change).named(name);
-    Some(item.estimated([saved / 5 * 4, saved], formula))
+    Some(item.estimated([saved.saturating_sub(inputs).max(0), saved], formula))
 }
