@@ -60,15 +60,24 @@ pub(super) fn item(device: &Device, parts: &Parts<'_>) -> Option<Item> {
     let input = beside(parts, first);
     let is_many_times = input > 0 && bytes / count >= input.saturating_mul(MANY_TIMES);
     (is_many_times && !parts.is_inference && parts.is_large(bytes)).then(|| {
-        let change = "If {0} computes by a formula what PyTorch has as one operation, use that (such as F.gelu, F.scaled_dot_product_attention, or F.cross_entropy with class indices in place of one-hot); else checkpoint this module only";
+        let change = match count {
+            // The backward pass would compute all of a single module again, and then needs all of its memory.
+            1 => {
+                "If {0} computes by a formula what PyTorch has as one operation, use that (such as F.cross_entropy with class indices in place of one-hot)"
+            }
+            _ => {
+                "If {0} computes by a formula what PyTorch has as one operation, use that (such as F.gelu, F.scaled_dot_product_attention, or F.cross_entropy with class indices in place of one-hot); else checkpoint this module only"
+            }
+        };
         let item = Item::new(Kind::FusedOperation, Memory::Activations, device, change).named(name);
         let formula = format!(
-            "{} of activations in {} without parameters, less an input and an output of up to {} each",
+            "{} of activations in {} without parameters, which is at least {MANY_TIMES} x an input of about {} each",
             mib(bytes),
             plural(count.unsigned_abs(), "module"),
             mib(input)
         );
-        let needed = input.saturating_mul(2).saturating_mul(count);
-        item.estimated([bytes.saturating_sub(needed), bytes], formula)
+        // The operations of the module are unknown: a large output, as of nn.Unfold, is needed. One operation keeps its input.
+        let most = if count == 1 { bytes.saturating_sub(input) } else { bytes };
+        item.estimated([0, most], formula)
     })
 }

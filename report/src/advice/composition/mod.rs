@@ -47,13 +47,11 @@ fn of_parts(report: &Report<'_>, device: &Device, parts: &Parts<'_>, oom: Option
     items.extend(data::item(report, device, parts, oom));
     items.extend(oom.is_none().then(|| history::item(report, device, parts)).flatten());
     items.extend(unused_yet(report, device, parts, oom));
-    // Changes that cost nothing come first if the memory is known to exist, and so do float64 and formulas.
+    // Changes that cost nothing come first if the memory is known to exist, and so does float64.
     let is_first = |item: &Item| {
         let is_double =
             item.kind == Kind::ParameterPrecision && parts.sizes.parameter_kind() == Some("float64");
-        is_double
-            || item.kind == Kind::FusedOperation
-            || item.is_free() && item.most() as f64 >= parts.used as f64 * FREE_SHARE
+        is_double || item.is_free() && item.most() as f64 >= parts.used as f64 * FREE_SHARE
     };
     // Fewer bits for the whole model may cost accuracy, so the parameters alone decide how early that is advised.
     let rank = |item: &Item| match item.kind {
