@@ -9,7 +9,8 @@ use gpumem_model::units::signed;
 use gpumem_wire::{Phase, Role};
 use std::collections::BTreeMap;
 
-/// The result of the previous pass has at least this share of the bytes that were requested for the next one.
+/// The result of the previous pass has at least this share of the bytes that were requested for the next one, and they have at least
+/// this share of it: more bytes are several results that the program keeps.
 const SAME_SHARE: f64 = 0.9;
 /// Minimum share of the earlier attempt's memory that is still held by the same modules. A new attempt with a smaller batch makes
 /// less in each module.
@@ -57,13 +58,15 @@ pub(super) fn previous_result(report: &Report<'_>, device: &Device, oom: &Oom) -
     let asked = signed(oom.asked_bytes);
     let bytes = held(report.run, &oom.amounts, is_output).min(kept);
     let would_fit = oom.free_bytes().unwrap_or(0).saturating_add(bytes) >= asked;
-    (is_evaluation && later_pass && would_fit && bytes as f64 >= asked as f64 * SAME_SHARE && asked > 0).then(
+    let is_same = bytes.min(asked) as f64 >= bytes.max(asked) as f64 * SAME_SHARE;
+    (is_evaluation && later_pass && would_fit && is_same && asked > 0).then(
         || {
-            let change = "Delete the result of {0} before the next pass (del): that of the previous pass is still held while the next one is made";
+            let change = "If nothing reads the previous result of {0} any more, such as the next pass, delete it before that pass (del): it is held while the next one is made";
             let item = Item::new(Kind::PreviousResult, Memory::Activations, device, change).named(tag);
             let formula =
                 format!("{} that a pass kept until the next one requested {}", mib(bytes), mib(asked));
-            item.estimated([bytes; 2], formula)
+            // A result may be the input of the next pass.
+            item.estimated([0, bytes], formula)
         },
     )
 }
