@@ -58,6 +58,22 @@ impl<'r> ModelSizes<'r> {
         self.main_kind(true)
     }
 
+    /// Returns the bytes of parameters and of their trainable part, and of optimizer state, with other element types than most
+    /// parameters.
+    pub fn of_other_kinds(&self) -> [i64; 3] {
+        let kind = self.parameter_kind();
+        let others = |is_state: bool, bytes: fn(&Size<'_>) -> i64| {
+            let others =
+                self.0.iter().filter(|size| size.model.is_empty() == is_state && Some(size.kind) != kind);
+            sum(others.map(bytes))
+        };
+        [
+            others(false, |size| size.bytes),
+            others(false, |size| size.trainable),
+            others(true, |size| size.bytes),
+        ]
+    }
+
     fn main_kind(&self, is_state: bool) -> Option<&'r str> {
         let part = || self.0.iter().filter(move |size| size.model.is_empty() == is_state);
         let of_kind = |kind: &str| sum(part().filter(|size| size.kind == kind).map(|size| size.bytes));

@@ -204,7 +204,8 @@ fn weight_copies(device: &Device, parts: &Parts<'_>) -> Option<Item> {
 pub(super) fn precision(device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -> Option<Item> {
     let kind = parts.sizes.parameter_kind();
     let state = state(device, parts, oom).0;
-    let model = parts.parameters.saturating_add(parts.bytes_that_follow_parameters(state));
+    let [parameters, followers] = parts.of_main_kind(state);
+    let model = parameters.saturating_add(followers);
     let others = parts.activations.saturating_add(parts.short_lived);
     let formula = format!(
         "1/2 x {} of parameters, gradients and optimizer state, and 1/2 x up to {} of activations and temporaries",
@@ -219,7 +220,7 @@ pub(super) fn precision(device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -
             is_material(model / 2, parts.used).then(|| item(change).estimated(both, formula))
         }
         Some("float32") if parts.weight_copies > 0 => weight_copies(device, parts),
-        Some("float32") | None if parts.is_large(parts.parameters) => {
+        Some("float32") | None if parts.is_large(parameters) => {
             let (change, least) = match kind {
                 Some(_) => ("Load the parameters in bfloat16: they are float32", both[0]),
                 None => ("Load the parameters in bfloat16, if they are float32 now", 0),

@@ -260,13 +260,18 @@ impl<'r> Parts<'r> {
         }
     }
 
-    /// Returns the bytes of gradients and of so much optimizer state that have the type of the parameters.
-    pub fn bytes_that_follow_parameters(&self, state: i64) -> i64 {
+    /// Returns the bytes of parameters with the element type of most of them, and of the gradients and the part of this optimizer state
+    /// that have it, too.
+    pub fn of_main_kind(&self, state: i64) -> [i64; 2] {
+        let [parameters, trained, others] = match self.sizes.parameter_kind() {
+            Some(_) => self.sizes.of_other_kinds(),
+            None => [0; 3],
+        };
         // Gradients of another type are larger.
-        let gradients = if self.gradients <= self.parameters { self.gradients } else { 0 };
+        let gradients = if self.gradients <= self.parameters { self.gradients - trained } else { 0 };
         let is_same = self.sizes.state_kind().is_none_or(|kind| Some(kind) == self.sizes.parameter_kind());
-        let state = if is_same && !self.has_small_state { state } else { 0 };
-        gradients.saturating_add(state)
+        let state = if is_same && !self.has_small_state { state - others } else { 0 };
+        [(self.parameters - parameters).max(0), gradients.max(0).saturating_add(state.max(0))]
     }
 
     /// Returns the activations of the modules whose paths differ from `tag` in numbers only.

@@ -98,6 +98,22 @@ fn smaller_parameters_have_smaller_gradients_and_state() {
 }
 
 #[test]
+fn parameters_with_few_bits_do_not_become_smaller() {
+    let held = [(Role::Parameter, "Net/a", 9), (Role::OptimizerState, "Net/a", 2)];
+    let mut run = holding(&held);
+    run.devices[0].details.iterations.rows.clear();
+    let models =
+        [("float32", 5), ("uint8", 4)].map(|(kind, gib)| format!("Net\t{kind}\t{}\t0\t0", gib * GIB));
+    run.process.claims.insert("models".into(), models.join("\n"));
+    let saved = of_kind(&run, Kind::ParameterPrecision).and_then(|item| item.saves_bytes);
+    assert_eq!(saved, Some([7 * GIB / 2; 2]), "of a quantized model");
+    let state = [("float32", 1), ("uint8", 1)].map(|(kind, gib)| format!("\t{kind}\t{}\t0\t0", gib * GIB));
+    run.process.claims.insert("models".into(), [models, state].concat().join("\n"));
+    let saved = of_kind(&run, Kind::ParameterPrecision).and_then(|item| item.saves_bytes);
+    assert_eq!(saved, Some([3 * GIB; 2]), "half of the state has 8 bits");
+}
+
+#[test]
 fn large_tables_of_which_a_batch_uses_few_rows_need_sparse_gradients() {
     let found = |tables: &str, rows: i64| {
         let held = [
