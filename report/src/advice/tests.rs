@@ -285,7 +285,8 @@ fn a_failed_pass_gets_a_smaller_request_or_batch() {
     assert_eq!((request[1].0, request.len()), (Kind::BatchSize, 2), "{request:?}");
     let temporaries = [(Role::Parameter, "Net/a", 4), (Role::Temporary, "Net/b", 10)];
     let samples = failed(Phase::Backward, 0, &temporaries);
-    assert_eq!((samples[0].0, samples[0].2), (Kind::BatchSize, Some([10 * GIB / 5 * 2, 10 * GIB / 2])));
+    // 2 GiB may be copies of weights.
+    assert_eq!((samples[0].0, samples[0].2), (Kind::BatchSize, Some([8 * GIB / 3, 10 * GIB / 2])));
     assert_eq!(failed(Phase::Setup, 12, &model), [], "loading has no batch");
 }
 

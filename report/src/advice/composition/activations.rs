@@ -13,6 +13,8 @@ use std::collections::BTreeMap;
 
 /// Minimum share of the activations for advice on one module, or on a repeated one.
 const MODULE_SHARE: f64 = 0.4;
+/// Least saving by half the batch, as a divisor: two of three samples are left.
+const LEAST_OF_BATCH: i64 = 3;
 /// Parts into which the advice splits a large output.
 const CHUNKS: i64 = 8;
 
@@ -133,8 +135,10 @@ pub(super) fn items(device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -> Ve
         true => "If the batch is larger than 1, halve it; else process the sample in pieces",
     };
     let item = Item::new(Kind::BatchSize, Memory::Activations, device, change);
-    let formula = format!("1/2 x {} of activations", mib(parts.activations));
-    items.push(item.estimated([parts.activations / 5 * 2, parts.activations / 2], formula));
+    // Copies of weights do not become smaller with the batch.
+    let bytes = parts.activations.saturating_sub(parts.autocast_copies);
+    let formula = format!("1/2 x {} of activations; 1/{LEAST_OF_BATCH} with a batch of 3", mib(bytes));
+    items.push(item.estimated(of_half_batch(parts, bytes), formula));
     items
 }
 
@@ -144,7 +148,8 @@ fn of_failed_pass(device: &Device, parts: &Parts<'_>, oom: &Oom) -> Vec<Item> {
     let is_pass = matches!(phase, Some(Phase::Forward | Phase::Backward | Phase::Evaluation));
     let asked = signed(oom.asked_bytes);
     let temporaries = parts.short_lived.saturating_sub(parts.optimizer_temporaries);
-    let bytes = parts.activations.saturating_add(temporaries).saturating_add(asked);
+    let bytes = parts.activations.saturating_sub(parts.autocast_copies);
+    let bytes = bytes.saturating_add(temporaries).saturating_add(asked);
     if !is_pass || !parts.is_large(bytes) {
         return Vec::new();
     }
@@ -157,8 +162,20 @@ fn of_failed_pass(device: &Device, parts: &Parts<'_>, oom: &Oom) -> Vec<Item> {
     });
     let change = "If the batch is larger than 1, halve it; else process the sample in pieces";
     let item = Item::new(Kind::BatchSize, Memory::Activations, device, change);
-    let formula = format!("1/2 x {} of activations, temporaries and the request", mib(bytes));
-    request.into_iter().chain([item.estimated([bytes / 5 * 2, bytes / 2], formula)]).collect()
+    let formula = format!(
+        "1/2 x {} of activations, temporaries and the request; 1/{LEAST_OF_BATCH} with a batch of 3",
+        mib(bytes)
+    );
+    request.into_iter().chain([item.estimated(of_half_batch(parts, bytes), formula)]).collect()
+}
+
+/// Returns the least and most of these bytes that half the batch saves. Copies of weights that autocast may keep among them stay.
+fn of_half_batch(parts: &Parts<'_>, bytes: i64) -> [i64; 2] {
+    let copies = match parts.sizes.parameter_kind() {
+        Some("float32") | None => (parts.parameters / 2).saturating_sub(parts.autocast_copies).max(0),
+        Some(_) => 0,
+    };
+    [bytes.saturating_sub(copies).max(0) / LEAST_OF_BATCH, bytes / 2]
 }
 
 /// Returns the largest activation of a model by tag.

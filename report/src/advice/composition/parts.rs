@@ -56,7 +56,9 @@ pub(in crate::advice) struct Parts<'r> {
     pub unused_gradients: i64,
     /// Value of [`graphs::without_backward`].
     pub without_backward: Option<[i64; 2]>,
-    /// Bytes of copies of float32 weights that autocast keeps, in a program without a backward pass.
+    /// Bytes of copies of float32 weights that autocast keeps, as far as they are known: in training, most are beside activations.
+    pub autocast_copies: i64,
+    /// The same in a program without a backward pass.
     pub weight_copies: i64,
     /// Value of [`graphs::kept`].
     pub kept_graphs: Option<[i64; 2]>,
@@ -215,9 +217,11 @@ impl<'r> Parts<'r> {
                 && (cell.role.is_none() || is_role(cell, Role::Activation))
         });
         let copies = graphs::autocast_copies(&of_passes, &parameters_by_tag, &sizes);
+        let autocast_copies = sum(copies.into_values());
         Parts {
             time_ns,
-            weight_copies: if is_evaluation { sum(copies.into_values()) } else { 0 },
+            autocast_copies,
+            weight_copies: if is_evaluation { autocast_copies } else { 0 },
             parameters: bytes(Role::Parameter),
             optimizer: bytes(Role::OptimizerState),
             activations: held(run, amounts, is_activation),

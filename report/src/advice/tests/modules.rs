@@ -98,6 +98,24 @@ fn smaller_parameters_have_smaller_gradients_and_state() {
 }
 
 #[test]
+fn half_the_batch_leaves_copies_of_weights() {
+    let tags = ["Net/a", "Net/b", "Net/c"];
+    let weights = tags.map(|tag| format!("{tag}/weight"));
+    let saved = |kind: &str, copy: i64| {
+        let parameters = weights.iter().map(|tag| (Role::Parameter, tag.as_str(), 2));
+        let copies = tags.map(|tag| (Role::Activation, tag, copy)).into_iter();
+        let held: Vec<_> = copies.chain([(Role::Activation, "Loss", 6)]).chain(parameters).collect();
+        let mut run = holding(&held);
+        run.process.claims.insert("models".into(), format!("Net\t{kind}\t9\t9\t9"));
+        let item = of_kind(&run, Kind::BatchSize);
+        item.and_then(|item| item.saves_bytes).map(|bytes| bytes.map(|bytes| bytes / GIB))
+    };
+    assert_eq!(saved("float32", 1), Some([2, 3]), "known copies");
+    assert_eq!(saved("float32", 2), Some([3, 6]), "3 GiB may be copies");
+    assert_eq!(saved("bfloat16", 2), Some([4, 6]), "a batch of 3 becomes one of 2");
+}
+
+#[test]
 fn parameters_with_few_bits_do_not_become_smaller() {
     let held = [(Role::Parameter, "Net/a", 9), (Role::OptimizerState, "Net/a", 2)];
     let mut run = holding(&held);
