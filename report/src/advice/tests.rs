@@ -419,7 +419,7 @@ fn data_of_a_line_can_stay_on_the_host() {
         (item.kind, &item.untrusted_names[..]),
         (Kind::RetainedTensors, &["train.py:8 load".into()][..])
     );
-    assert!(item.change.starts_with("If {0} makes a data set, "), "{}", item.change);
+    assert!(item.change.starts_with("If {0} makes a data set or a buffer "), "{}", item.change);
     assert!(data(Phase::Unknown).is_some());
     let mut collected = holding(&held);
     collected.cells[0].phase = Phase::Setup.name().map(Into::into);

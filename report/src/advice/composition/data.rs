@@ -3,10 +3,9 @@
 use super::super::item::{Item, Kind, Memory, mib};
 use super::super::library;
 use super::has_forward_pass;
-use super::parts::{Parts, data_of, is_role, steps_through};
-use crate::{Report, held};
+use super::parts::{Parts, data_of, steps_through};
+use crate::Report;
 use gpumem_model::run::{Device, Oom};
-use gpumem_wire::Role;
 
 /// Minimum share of the process's memory from which a data set is named in a program that fits.
 const MOST_SHARE: f64 = 0.5;
@@ -32,24 +31,22 @@ pub(super) fn item(
     let change = match oom.is_some_and(|oom| oom.tag.as_deref() == Some(line)) {
         true => "Move the results that {0} collects to the host in pieces, or keep fewer of them",
         false => {
-            "If {0} makes a data set, keep it on the host and move each batch to the GPU, or keep it in its original type: uint8 has a quarter of the bytes of float32"
+            "If {0} makes a data set or a buffer of which a step uses a part, keep it on the host and move each batch to the GPU, or keep it in a smaller type if its values have one, such as uint8"
         }
     };
     let item = Item::new(Kind::RetainedTensors, Memory::Data, device, change).named(line);
-    // A batch is on the device in any case.
-    let batch = held(report.run, &device.peak.amounts, |cell| is_role(cell, Role::Input)).min(bytes / 5);
-    let least = if stays(report, device, line, bytes) { bytes - batch } else { 0 };
-    Some(item.estimated([least, bytes], format!("{} that this line allocates, less a batch", mib(bytes))))
+    // The program may use all of it in each step.
+    Some(item.estimated([0, bytes], format!("{} that this line allocates, less a batch", mib(bytes))))
 }
 
 /// Returns whether the change is for most of the process's memory, which stays through all steps.
 pub(super) fn is_most(item: &Item, parts: &Parts<'_>) -> bool {
-    let least = item.saves_bytes.map_or(0, |[least, _]| least);
-    item.memory == Memory::Data && least > 0 && item.most() as f64 >= parts.used as f64 * MOST_SHARE
+    let is_data = item.kind == Kind::RetainedTensors && item.memory == Memory::Data;
+    is_data && parts.data_stays && item.most() as f64 >= parts.used as f64 * MOST_SHARE
 }
 
 /// Returns whether these bytes of a line stayed, and did not grow, from the first completed step on.
-fn stays(report: &Report<'_>, device: &Device, line: &str, bytes: i64) -> bool {
+pub(super) fn stays(report: &Report<'_>, device: &Device, line: &str, bytes: i64) -> bool {
     let rows = &device.details.iterations.rows;
     let (Some(last), steps) = (rows.last(), rows.iter().map(|row| row.count).sum::<u64>()) else {
         return false;

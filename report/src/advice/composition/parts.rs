@@ -1,6 +1,6 @@
 //! The memory of a process by its purpose: what advice on it is judged by.
 
-use super::graphs;
+use super::{data, graphs};
 use crate::model_sizes::ModelSizes;
 use crate::names;
 use crate::{Report, held, most_used, sum, sums};
@@ -64,6 +64,8 @@ pub(in crate::advice) struct Parts<'r> {
     pub kept_graphs: Option<[i64; 2]>,
     /// The program's line with the most memory that has no role and was not made in a step, and its bytes.
     pub data: Option<(&'r str, i64)>,
+    /// Whether these stay through all steps.
+    pub data_stays: bool,
     /// Value of [`checkpoint`].
     pub checkpoint: Option<(&'r str, i64)>,
 }
@@ -217,6 +219,7 @@ impl<'r> Parts<'r> {
                 && (cell.role.is_none() || is_role(cell, Role::Activation))
         });
         let copies = graphs::autocast_copies(&of_passes, &parameters_by_tag, &sizes);
+        let data = data_of(report, amounts).into_iter().max_by_key(|(_, bytes)| *bytes);
         let autocast_copies = sum(copies.into_values());
         Parts {
             time_ns,
@@ -243,7 +246,8 @@ impl<'r> Parts<'r> {
                 Some(_) => None,
             },
             kept_graphs: graphs::kept(report, device),
-            data: data_of(report, amounts).into_iter().max_by_key(|(_, bytes)| *bytes),
+            data,
+            data_stays: data.is_some_and(|(line, bytes)| data::stays(report, device, line, bytes)),
             checkpoint: checkpoint(report, device, amounts),
             by_tag: by_tag(&is_activation),
             updated: sum(updated.map(|(_, bytes)| *bytes)),
