@@ -1,6 +1,6 @@
 //! The change for a history that a line of the program keeps: memory that rose in many passes to a level at which it stays, such as
 //! the pairs of L-BFGS, or a memory bank with a limit. It may have the role of temporary memory, because no pass of a module ended
-//! the phase in which its blocks were made.
+//! the phase in which its blocks were made. A cache of a data set that the first epoch fills looks alike.
 
 use super::super::item::{Item, Kind, Memory, mib};
 use super::parts::{Parts, is_role};
@@ -29,15 +29,15 @@ pub(super) fn item(report: &Report<'_>, device: &Device, parts: &Parts<'_>) -> O
     if (bytes as f64) < parts.used as f64 * MOST_SHARE || !rises_and_stays(report, device, line, bytes) {
         return None;
     }
-    let change = "If {0} keeps a history, such as that of L-BFGS or a memory bank, let it have fewer entries";
+    let change = "If {0} keeps a history, such as that of L-BFGS or a memory bank, let it have fewer entries; if it caches a data set, keep that on the host";
     let item = Item::new(Kind::History, Memory::Data, device, change).named(line);
     let saved = bytes / KEPT * (KEPT - 1);
     let formula = format!(
-        "{}/{KEPT} x {} that this line allocated in many passes and keeps, with 1/{KEPT} of the entries",
+        "{}/{KEPT} x {} that this line allocated in many passes and keeps, with 1/{KEPT} of the entries; all but a batch of a data set",
         KEPT - 1,
         mib(bytes)
     );
-    Some(item.estimated([saved; 2], formula))
+    Some(item.estimated([saved, bytes], formula))
 }
 
 /// Returns the bytes by line of the program of memory that was made outside of every pass and has no role of a model.

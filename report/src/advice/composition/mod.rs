@@ -44,8 +44,13 @@ fn of_parts(report: &Report<'_>, device: &Device, parts: &Parts<'_>, oom: Option
     items.extend(model::copy_of_base(device, parts));
     items.extend(oom.and_then(|oom| earlier::previous_result(report, device, oom)));
     items.extend(oom.is_none().then(|| evaluation::larger_than_training(report, device)).flatten());
-    items.extend(data::item(report, device, parts, oom));
-    items.extend(oom.is_none().then(|| history::item(report, device, parts)).flatten());
+    let history = oom.is_none().then(|| history::item(report, device, parts)).flatten();
+    let data = data::item(report, device, parts, oom);
+    // The same line is no data set that was made before the first step.
+    let is_same =
+        |data: &Item| history.as_ref().is_some_and(|history| history.untrusted_names == data.untrusted_names);
+    items.extend(data.filter(|data| !is_same(data)));
+    items.extend(history);
     items.extend(unused_yet(report, device, parts, oom));
     // Changes that cost nothing come first if the memory is known to exist, and so does float64.
     let is_first = |item: &Item| {

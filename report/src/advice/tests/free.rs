@@ -323,8 +323,8 @@ fn data_set_that_is_most_of_the_memory_is_named() {
 #[test]
 fn history_that_rose_in_many_passes_is_shortened() {
     let line = "solve.py:16 LBFGS.step";
-    let advised = |levels: &[i64], phase: Phase| {
-        let mut run = fitting(&[(Role::Temporary, line, 16), (Role::Unknown, "Net/a", 4)]);
+    let risen = |levels: &[i64], phase: Phase, role| {
+        let mut run = fitting(&[(role, line, 16), (Role::Unknown, "Net/a", 4)]);
         run.cells[0].phase = None;
         made_in(&mut run, 1, phase);
         let point = |(at, gib): (u64, &i64)| Point {
@@ -333,10 +333,15 @@ fn history_that_rose_in_many_passes_is_shortened() {
             rest_bytes: 0,
         };
         run.devices[0].details.timeline.points = (0..).zip(levels).map(point).collect();
-        first(&run)
+        run
     };
+    let advised = |levels: &[i64], phase: Phase| first(&risen(levels, phase, Role::Temporary));
     let rises = [0, 2, 4, 6, 8, 10, 12, 14, 16, 16, 16, 0];
-    assert_eq!(advised(&rises, Phase::Backward), Some((Kind::History, [12; 2])));
+    assert_eq!(advised(&rises, Phase::Backward), Some((Kind::History, [12, 16])), "or a data set");
+    let mut full = risen(&rises, Phase::Backward, Role::Unknown);
+    full.devices[0].total_bytes = Some(20 << 30);
+    let of_line = items(&full).into_iter().filter(|item| item.untrusted_names == [line]);
+    assert_eq!(of_line.map(|item| item.kind).collect::<Vec<_>>(), [Kind::History], "one change for the line");
     assert_eq!(advised(&rises, Phase::Setup), None, "data are loaded before the first pass");
     assert_eq!(advised(&[0, 16, 16, 16, 16], Phase::Backward), None, "made at once");
     assert_eq!(advised(&[0, 2, 4, 6, 8, 10, 12, 14, 16, 2, 16], Phase::Backward), None, "dropped");
