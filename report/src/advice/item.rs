@@ -68,29 +68,26 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Returns whether a change of this kind costs nothing: no time, no accuracy, and nothing that the program wants to keep.
+    /// Returns whether a change of this kind costs nothing: no time, no accuracy, and nothing that the program may want to keep.
     pub(super) fn costs_nothing(self) -> bool {
-        !matches!(self, Kind::EvaluationBatch | Kind::History | Kind::LibrarySetting | Kind::WeightCopies)
-            && self.is_free()
-    }
-
-    /// Returns whether a change of this kind costs neither time nor accuracy, and no setting of the program.
-    pub(super) fn is_free(self) -> bool {
         matches!(
             self,
             Kind::EvaluationGradients
-                | Kind::EvaluationBatch
                 | Kind::PreviousResult
-                | Kind::History
                 | Kind::GraphsAtOnce
                 | Kind::KeptGradients
                 | Kind::OptimizerTemporaries
                 | Kind::GradientBuckets
-                | Kind::LibrarySetting
                 | Kind::LoadedCheckpoint
                 | Kind::ModelCopy
-                | Kind::WeightCopies
         )
+    }
+
+    /// Returns whether a change of this kind is advised to a program that fits, too: its price is small.
+    fn is_cheap(self) -> bool {
+        let has_small_price =
+            [Kind::EvaluationBatch, Kind::History, Kind::LibrarySetting, Kind::WeightCopies].contains(&self);
+        self.costs_nothing() || has_small_price
     }
 }
 
@@ -169,9 +166,9 @@ impl Item {
         self
     }
 
-    /// Returns whether the change costs nothing and is known to save memory.
-    pub(super) fn is_free(&self) -> bool {
-        self.kind.is_free() && self.saves_bytes.is_some_and(|[least, _]| least > 0)
+    /// Returns whether the change has a small price or none, and is known to save memory.
+    pub(super) fn is_cheap(&self) -> bool {
+        self.kind.is_cheap() && self.saves_bytes.is_some_and(|[least, _]| least > 0)
     }
 
     /// Returns the most bytes that the change may save.

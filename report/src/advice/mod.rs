@@ -79,7 +79,7 @@ pub fn advise(report: &Report<'_>, evidence: &Evidence<'_>) -> Advice {
             items.extend(outside::tenant(device, evidence.children));
             items.extend(composition::parts(report, device, None));
         } else if !has_cause {
-            items.splice(..0, composition::free(report, device));
+            items.splice(..0, composition::cheap(report, device));
         }
         items.extend(outside::libraries(report, device, is_short));
     }
@@ -108,7 +108,7 @@ pub fn free_line(report: &Report<'_>) -> Option<String> {
     let found = Findings::of(report);
     let is_well = matches!(found.outcome, Outcome::Ended | Outcome::Running);
     let has_finding = found.findings.iter().any(|finding| finding.kind != findings::Kind::Losses);
-    let items = report.run.devices.iter().flat_map(|device| composition::free(report, device));
+    let items = report.run.devices.iter().flat_map(|device| composition::cheap(report, device));
     let item = items.filter(|item| item.kind.costs_nothing()).max_by_key(Item::most)?;
     (is_well && !has_finding).then(|| item.line())
 }

@@ -20,9 +20,9 @@ use gpumem_model::units::signed;
 use gpumem_wire::Phase;
 use std::cmp::Reverse;
 
-/// Minimum saving by a change that costs nothing, in a program that fits: as a share of its memory, and of the device's.
-const FREE_SHARE: f64 = 0.1;
-const FREE_DEVICE_SHARE: f64 = 0.05;
+/// Minimum saving by a change with a small price, in a program that fits: as a share of its memory, and of the device's.
+const CHEAP_SHARE: f64 = 0.1;
+const CHEAP_DEVICE_SHARE: f64 = 0.05;
 
 /// Returns the changes that make the parts of the memory smaller, the one with the largest saving first.
 pub(super) fn parts(report: &Report<'_>, device: &Device, oom: Option<&Oom>) -> Vec<Item> {
@@ -52,11 +52,11 @@ fn of_parts(report: &Report<'_>, device: &Device, parts: &Parts<'_>, oom: Option
     items.extend(data.filter(|data| !is_same(data)));
     items.extend(history);
     items.extend(unused_yet(report, device, parts, oom));
-    // Changes that cost nothing come first if the memory is known to exist, and so does float64.
+    // Changes with a small price come first if the memory is known to exist, and so does float64.
     let is_first = |item: &Item| {
         let is_double =
             item.kind == Kind::ParameterPrecision && parts.sizes.parameter_kind() == Some("float64");
-        is_double || item.is_free() && item.most() as f64 >= parts.used as f64 * FREE_SHARE
+        is_double || item.is_cheap() && item.most() as f64 >= parts.used as f64 * CHEAP_SHARE
     };
     // Fewer bits for the whole model may cost accuracy, so the parameters alone decide how early that is advised.
     let rank = |item: &Item| match item.kind {
@@ -75,14 +75,14 @@ fn of_parts(report: &Report<'_>, device: &Device, parts: &Parts<'_>, oom: Option
     items
 }
 
-/// Returns the changes that cost nothing and are known to save much, and one for a data set that is most of the memory, for a program
-/// that fits.
-pub(super) fn free(report: &Report<'_>, device: &Device) -> Vec<Item> {
+/// Returns the changes with a small price that are known to save much, and one for a data set that is most of the memory, for a
+/// program that fits.
+pub(super) fn cheap(report: &Report<'_>, device: &Device) -> Vec<Item> {
     let used = most_used(device).unwrap_or(0) as f64;
-    let least = (used * FREE_SHARE).max(device.total_bytes.map_or(0, signed) as f64 * FREE_DEVICE_SHARE);
+    let least = (used * CHEAP_SHARE).max(device.total_bytes.map_or(0, signed) as f64 * CHEAP_DEVICE_SHARE);
     let parts = Parts::of(report, device, None);
     let mut items = of_parts(report, device, &parts, None);
-    items.retain(|item| (item.is_free() || data::is_most(item, &parts)) && item.most() as f64 >= least);
+    items.retain(|item| (item.is_cheap() || data::is_most(item, &parts)) && item.most() as f64 >= least);
     items
 }
 
