@@ -235,7 +235,8 @@ fn checkpointing(device: &Device, parts: &Parts<'_>) -> Option<Item> {
     let parameters = || parts.parameters_by_tag.iter().filter(|(tag, _)| is_inside(tag));
     // A module without parts keeps little more than its input, which is the output of the one before.
     let has_parts = |path: &str| repeated(path).is_some_and(|(_, module)| module != path);
-    let is_composed = parts.by_tag.keys().filter(|tag| is_inside(tag)).any(|tag| has_parts(without_sum(tag)))
+    let is_composed = parameters().next().is_none() // unknown
+        || parts.by_tag.keys().filter(|tag| is_inside(tag)).any(|tag| has_parts(without_sum(tag)))
         || parameters().any(|(tag, _)| tag.rsplit_once('/').is_some_and(|(path, _)| has_parts(path)));
     // The time of a forward pass on the GPU is unknown. Most of it is matrix products, whose operations grow with the parameters.
     let share = sum(parameters().map(|(_, bytes)| *bytes)).saturating_mul(100).checked_div(parts.parameters);
@@ -259,6 +260,11 @@ fn checkpointing(device: &Device, parts: &Parts<'_>) -> Option<Item> {
         count - 1,
         mib(inputs)
     );
+    // The square root of the number of modules is the best number of groups: their inputs stay, and all of one group.
+    let most = match is_composed {
+        true => saved,
+        false => bytes.saturating_sub((2.0 * bytes as f64 / (count as f64).sqrt()) as i64),
+    };
     let item = Item::new(Kind::Checkpointing, Memory::Activations, device, change).named(name);
-    Some(item.estimated([saved.saturating_sub(inputs).max(0), saved], formula))
+    (most > 0).then(|| item.estimated([saved.saturating_sub(inputs).max(0), most], formula))
 }
