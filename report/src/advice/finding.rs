@@ -1,7 +1,8 @@
 //! The changes that a finding asks for.
 
+use super::composition::{self, library};
 use super::item::{Item, Kind, Memory, mib, place_of};
-use super::{composition, library, settings};
+use super::settings;
 use crate::findings::{self, Finding, KeptBy};
 use crate::oom::{holder_name, holders_of};
 use gpumem_model::growth::Axis;

@@ -6,15 +6,14 @@
 mod composition;
 mod finding;
 mod item;
-mod library;
 mod outside;
 mod settings;
 #[cfg(test)]
 mod tests;
 mod text;
 
+pub use composition::library::{LIBRARY_FRAMES, LibraryFrame};
 pub use item::{Advice, Basis, Item, Kind, Memory};
-pub use library::{LIBRARY_FRAMES, LibraryFrame};
 pub use settings::{Replay, Trial};
 pub use text::{json, text};
 
@@ -103,13 +102,14 @@ pub fn advise(report: &Report<'_>, evidence: &Evidence<'_>) -> Advice {
     }
 }
 
-/// Returns a line on the largest saving that costs nothing, for a program that fits and has no finding.
-pub fn free_line(report: &Report<'_>) -> Option<String> {
+/// Returns a line on the largest saving for a program that fits and has no finding: by a change that costs nothing, or else by one with
+/// a small price.
+pub fn saving_line(report: &Report<'_>) -> Option<String> {
     let found = Findings::of(report);
     let is_well = matches!(found.outcome, Outcome::Ended | Outcome::Running);
     let has_finding = found.findings.iter().any(|finding| finding.kind != findings::Kind::Losses);
     let items = report.run.devices.iter().flat_map(|device| composition::cheap(report, device));
-    let item = items.filter(|item| item.kind.costs_nothing()).max_by_key(Item::most)?;
+    let item = items.max_by_key(|item| (item.kind.costs_nothing(), item.most()))?;
     (is_well && !has_finding).then(|| item.line())
 }
 

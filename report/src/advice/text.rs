@@ -43,7 +43,8 @@ impl Item {
 
     /// Returns the change and its saving in one line, for a report.
     pub(super) fn line(&self) -> String {
-        format!("free to save: {} ({}; gpumemctl why)", self.sentence(), self.amount())
+        let heading = if self.kind.costs_nothing() { "free to save" } else { "could save" };
+        format!("{heading}: {} ({}; gpumemctl why)", self.sentence(), self.amount())
     }
 
     /// Returns the bytes that the change saves.

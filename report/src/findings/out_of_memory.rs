@@ -1,5 +1,18 @@
 //! Finds why a request for memory failed: each cause without which the request would have fitted, with its bytes.
 
+/// Returns the module or line with most of a part of the structure, and its bytes, if it has much of it.
+pub(super) fn place_of_part(report: &Report<'_>, amounts: &Amounts, part: &str) -> Option<(String, i64)> {
+    let tags = amounts.iter().filter_map(|(cell, bytes)| {
+        let is_in_part = report.category(*cell, GroupBy::Structure) == Some(part);
+        Some((report.cell(*cell).filter(|_| is_in_part)?.tag.clone().unwrap_or_default(), *bytes))
+    });
+    let tags = sums(tags);
+    let bytes = sum(tags.values().copied());
+    let (tag, most) = tags.into_iter().max_by_key(|(_, bytes)| *bytes)?;
+    let is_much = most as f64 >= bytes as f64 * PLACE_SHARE && !tag.is_empty() && tag != part;
+    (is_much && tag != HIDDEN_TAG).then_some((tag, most))
+}
+
 #[cfg(test)]
 mod tests;
 
@@ -8,9 +21,10 @@ use super::{clues, growth};
 use crate::model_sizes::ModelSizes;
 use crate::oom::{holder_name, holders_of};
 use crate::{GroupBy, Report, held, names, sum, sums};
+use gpumem_model::cell::HIDDEN_TAG;
 use gpumem_model::escape::escape;
 use gpumem_model::names::Named;
-use gpumem_model::run::{Cell, Device, Fate, Holder, Iteration, Moment, Oom, OomKind, Run};
+use gpumem_model::run::{Amounts, Cell, Device, Fate, Holder, Iteration, Moment, Oom, OomKind, Run};
 use gpumem_model::units::signed;
 use gpumem_wire::Role;
 
@@ -339,19 +353,6 @@ impl<'r> Request<'r> {
         names.next().filter(|_| names.next().is_none())
     }
 
-    /// Returns the module or line with most of a part, and its bytes, if it has much of it.
-    fn place_of_part(&self, report: &Report<'_>, moment: &Moment, part: &str) -> Option<(String, i64)> {
-        let tags = moment.amounts.iter().filter_map(|(cell, bytes)| {
-            let is_in_part = report.category(*cell, GroupBy::Structure) == Some(part);
-            Some((report.cell(*cell).filter(|_| is_in_part)?.tag.clone().unwrap_or_default(), *bytes))
-        });
-        let tags = sums(tags);
-        let bytes = sum(tags.values().copied());
-        let (tag, most) = tags.into_iter().max_by_key(|(_, bytes)| *bytes)?;
-        let is_much = most as f64 >= bytes as f64 * PLACE_SHARE && !tag.is_empty() && tag != part;
-        is_much.then_some((tag, most))
-    }
-
     /// Returns that the failed request is as large as all outputs of the place with most of them, if it is: a gradient or a
     /// temporary of them.
     fn request_clue(&self, largest: Option<&(String, i64)>) -> String {
@@ -409,7 +410,7 @@ impl<'r> Request<'r> {
         parts.retain(|(_, part)| *part as f64 >= bytes as f64 * NAMED_SHARE);
         parts.truncate(NAMED);
         let module = self.activated_module(report).filter(|_| parts[0].0 == ACTIVATIONS);
-        let place = |name: &str| self.place_of_part(report, &moment, name);
+        let place = |name: &str| place_of_part(report, &moment.amounts, name);
         let output = place(ACTIVATIONS);
         let named = parts.iter().map(|(name, bytes)| match &module {
             Some(module) if name == ACTIVATIONS => {

@@ -138,7 +138,7 @@ fn conclusions(report: &Report<'_>, times: Times, out: &mut Lines) -> Vec<Findin
     if lines.len() > shown {
         out.prose(&format!("{} with --verbose", plural((lines.len() - shown) as u64, "more finding")));
     }
-    advice::free_line(report).into_iter().for_each(|line| out.prose(&line));
+    advice::saving_line(report).into_iter().for_each(|line| out.prose(&line));
     found.findings
 }
 
@@ -288,7 +288,7 @@ const LARGEST_FOLDED: i64 = 20;
 
 /// Sums the parts of tracked memory that are smaller than `smallest`, and the categories beyond `max_rows`, in one row. The row is
 /// omitted if it prints as 0. Otherwise the last categories below `largest` bytes are added until it has `smallest` bytes; if there
-/// are none, it is added to `Others`.
+/// are none, it is added to `Others`, or else to the last category.
 fn fold(lines: &mut Vec<Line>, unit: Unit, max_rows: usize, [smallest, largest]: [i64; 2]) {
     let is_large = |line: &Line| !line.is_of_tracked() || line.bytes >= Some(smallest);
     let is_category = |line: &Line| line.part == Part::Category;
@@ -311,14 +311,18 @@ fn fold(lines: &mut Vec<Line>, unit: Unit, max_rows: usize, [smallest, largest]:
         sums = add(sums, &folded[folded.len() - 1]);
         categories -= 1;
     }
-    let others = shown.iter_mut().find(|line| line.part == Part::Others && sums[1] < smallest);
-    if let Some(others) = others {
-        let [steps, bytes] = add(sums, others);
-        (others.steps, others.bytes, others.cells[1]) = (Some(steps), Some(bytes), unit.print(steps));
+    let count = folded.iter().filter(|line| line.bytes != Some(0)).count();
+    let others = shown.iter().position(|line| line.part == Part::Others);
+    let host = others.or_else(|| shown.iter().rposition(is_category)).filter(|_| sums[1] < smallest);
+    if let Some(host) = host.and_then(|at| shown.get_mut(at)).filter(|_| sums[0] != 0) {
+        let [steps, bytes] = add(sums, host);
+        (host.steps, host.bytes, host.cells[1]) = (Some(steps), Some(bytes), unit.print(steps));
+        if host.part == Part::Category {
+            host.cells[0] += &format!(" (+ {} smaller)", thousands(count as u64));
+        }
     } else if sums[0] != 0 {
         let after = |line: &Line| is_category(line) || line.part == Part::Predates;
         let at = shown.iter().rposition(after).map_or(0, |at| at + 1);
-        let count = folded.iter().filter(|line| line.bytes != Some(0)).count();
         let cells = [format!("({} smaller)", thousands(count as u64)), unit.print(sums[0])];
         let note = String::new();
         shown.insert(
@@ -547,7 +551,7 @@ mod tests {
             lines
         };
         assert_eq!(shown(small(with(8))), ["a", "Others"]);
-        assert_eq!(shown(small(with(0))), ["a", "(1 smaller)"], "too little to be added to");
+        assert_eq!(shown(small(with(0))), ["a (+ 1 smaller)"]);
         assert_eq!(shown(with(8)), ["a", "b", "Others"]);
     }
 }

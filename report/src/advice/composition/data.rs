@@ -1,21 +1,29 @@
-//! The change for memory that a line of the program made before its first step, such as a data set.
+//! Changes for memory that lines of the program keep outside of every pass: a data set that was made before the first step, and a
+//! history.
 
 use super::super::item::{Item, Kind, Memory, mib};
-use super::super::library;
-use super::has_forward_pass;
-use super::parts::{Parts, data_of, steps_through};
-use crate::Report;
-use gpumem_model::run::{Device, Oom};
+use super::library;
+use super::parts::{Parts, has_forward_pass, is_role};
+use crate::{Report, names, sums};
+use gpumem_model::names::Named;
+use gpumem_model::run::{Amounts, Cell, Class, Device, Oom};
+use gpumem_wire::{Phase, Role};
+use std::collections::BTreeMap;
 
-/// Minimum share of the process's memory from which a data set is named in a program that fits.
+/// Minimum share of the process's memory of a history, and from which a data set is named in a program that fits.
 const MOST_SHARE: f64 = 0.5;
-/// Minimum number of completed steps through which it stays.
-const LEAST_STEPS: u64 = 3;
-/// Minimum share of its bytes that it has through these steps: it does not grow.
-const STEADY_SHARE: f64 = 0.99;
+/// Maximum level of a history before its rise, and minimum level after it, as a share of the bytes at the peak.
+const EMPTY_SHARE: f64 = 0.2;
+const FULL_SHARE: f64 = 0.95;
+/// Minimum number of its rises, each during passes of training or inference: data are loaded before these.
+const LEAST_RISES: usize = 8;
+/// Minimum share of the points of the timeline at which the history is full.
+const FULL_POINTS: f64 = 0.1;
+/// Divisor: the advice keeps this part of the entries.
+const KEPT: i64 = 4;
 
 /// Returns the change for a data set on the device.
-pub(super) fn item(
+pub(super) fn data_set(
     report: &Report<'_>,
     device: &Device,
     parts: &Parts<'_>,
@@ -45,16 +53,58 @@ pub(super) fn is_most(item: &Item, parts: &Parts<'_>) -> bool {
     is_data && parts.data_stays && item.most() as f64 >= parts.used as f64 * MOST_SHARE
 }
 
-/// Returns whether these bytes of a line stayed, and did not grow, from the first completed step on.
-pub(super) fn stays(report: &Report<'_>, device: &Device, line: &str, bytes: i64) -> bool {
-    let rows = &device.details.iterations.rows;
-    let (Some(last), steps) = (rows.last(), rows.iter().map(|row| row.count).sum::<u64>()) else {
-        return false;
+/// Returns the change for a history that has most of the memory: memory that rose in many passes to a level at which it stays, such as
+/// the pairs of L-BFGS, or a memory bank with a limit. It may have the role of temporary memory, because no pass of a module ended the
+/// phase in which its blocks were made. A cache of a data set that the first epoch fills looks alike.
+pub(super) fn history(report: &Report<'_>, device: &Device, parts: &Parts<'_>) -> Option<Item> {
+    let lines = lines(report, &device.peak.amounts);
+    let (line, bytes) = lines.into_iter().max_by_key(|(_, bytes)| *bytes)?;
+    if (bytes as f64) < parts.used as f64 * MOST_SHARE || !rises_and_stays(report, device, line, bytes) {
+        return None;
+    }
+    let change = "If {0} keeps a history, such as that of L-BFGS or a memory bank, let it have fewer entries; if it caches a data set, keep that on the host";
+    let item = Item::new(Kind::History, Memory::Data, device, change).named(line);
+    let saved = bytes / KEPT * (KEPT - 1);
+    let formula = format!(
+        "{}/{KEPT} x {} that this line allocated in many passes and keeps, with 1/{KEPT} of the entries; all but a batch of a data set",
+        KEPT - 1,
+        mib(bytes)
+    );
+    Some(item.estimated([saved, bytes], formula))
+}
+
+/// Returns the bytes by line of the program of memory that was made outside of every pass and has no role of a model.
+fn lines<'r>(report: &'r Report<'_>, amounts: &Amounts) -> BTreeMap<&'r str, i64> {
+    let is_of_line = |cell: &&Cell| {
+        cell.class == Class::Block
+            && cell.phase.is_none()
+            && (cell.role.is_none() || is_role(cell, Role::Temporary))
     };
-    let kept = steps_through(device, last.end_ns, |point| {
-        let of_line = data_of(report, &point.amounts).get(line).copied().unwrap_or(0);
-        of_line as f64 >= bytes as f64 * STEADY_SHARE
-    });
-    // The first step may begin before the first point of the timeline.
-    steps >= LEAST_STEPS && kept.saturating_add(1) >= steps
+    sums(amounts.iter().filter_map(|(cell, bytes)| {
+        let cell = report.cell(*cell).filter(is_of_line)?;
+        Some((cell.tag.as_deref().filter(|tag| names::is_line(tag))?, *bytes))
+    }))
+}
+
+/// Returns whether a line's memory rose in many passes to these bytes, and stayed.
+fn rises_and_stays(report: &Report<'_>, device: &Device, line: &str, bytes: i64) -> bool {
+    let points = &device.details.timeline.points;
+    let level = |amounts: &Amounts| {
+        lines(report, amounts).get(line).copied().unwrap_or(0) as f64 / bytes.max(1) as f64
+    };
+    let levels: Vec<f64> = points.iter().map(|point| level(&point.amounts)).collect();
+    let Some(full) = levels.iter().position(|level| *level >= FULL_SHARE) else { return false };
+    let is_pass = |amounts: &Amounts| {
+        let has_phase = |cell: &Cell| {
+            let phase = cell.phase.as_deref().and_then(Phase::from_name);
+            matches!(phase, Some(Phase::Forward | Phase::Backward | Phase::Evaluation))
+        };
+        amounts.iter().any(|(cell, bytes)| *bytes > 0 && report.cell(*cell).is_some_and(has_phase))
+    };
+    let rises = (1..=full).filter(|at| levels[*at] > levels[at - 1] && is_pass(&points[*at].amounts)).count();
+    // The end of the program frees all.
+    let last = levels.iter().rposition(|level| *level > 0.0).unwrap_or(full);
+    let stays = levels[full..=last].iter().all(|level| *level >= FULL_SHARE);
+    let is_long = (last - full + 1) as f64 >= levels.len() as f64 * FULL_POINTS;
+    levels[0] <= EMPTY_SHARE && rises >= LEAST_RISES && stays && is_long
 }

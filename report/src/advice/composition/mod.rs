@@ -6,18 +6,15 @@ mod earlier;
 mod evaluation;
 mod formulas;
 mod graphs;
-mod history;
+pub(super) mod library;
 mod model;
 mod parts;
 
-pub(super) use self::parts::Parts;
+use self::parts::{Parts, has_forward_pass};
 use super::item::{Item, Kind, Memory, mib, place_of};
-use super::library;
 use crate::{Report, held, most_used};
-use gpumem_model::names::Named;
 use gpumem_model::run::{Class, Device, Oom};
 use gpumem_model::units::signed;
-use gpumem_wire::Phase;
 use std::cmp::Reverse;
 
 /// Minimum saving by a change with a small price, in a program that fits: as a share of its memory, and of the device's.
@@ -44,8 +41,8 @@ fn of_parts(report: &Report<'_>, device: &Device, parts: &Parts<'_>, oom: Option
     items.extend(model::copy_of_base(device, parts));
     items.extend(oom.and_then(|oom| earlier::previous_result(report, device, oom)));
     items.extend(oom.is_none().then(|| evaluation::larger_than_training(report, device)).flatten());
-    let history = oom.is_none().then(|| history::item(report, device, parts)).flatten();
-    let data = data::item(report, device, parts, oom);
+    let history = oom.is_none().then(|| data::history(report, device, parts)).flatten();
+    let data = data::data_set(report, device, parts, oom);
     // The same line is no data set that was made before the first step.
     let is_same =
         |data: &Item| history.as_ref().is_some_and(|history| history.untrusted_names == data.untrusted_names);
@@ -84,14 +81,6 @@ pub(super) fn cheap(report: &Report<'_>, device: &Device) -> Vec<Item> {
     let mut items = of_parts(report, device, &parts, None);
     items.retain(|item| (item.is_cheap() || data::is_most(item, &parts)) && item.most() as f64 >= least);
     items
-}
-
-/// Returns whether the program has begun a forward pass, or another phase of a step.
-fn has_forward_pass(report: &Report<'_>) -> bool {
-    report.run.cells.iter().any(|cell| {
-        let phase = cell.phase.as_deref().and_then(Phase::from_name);
-        phase.is_some_and(|phase| phase != Phase::Unknown && phase != Phase::Between)
-    })
 }
 
 /// Returns the change for a program that fails before its first forward pass, so that the roles of its memory are unknown.

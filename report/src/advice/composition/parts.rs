@@ -1,6 +1,6 @@
 //! The memory of a process by its purpose: what advice on it is judged by.
 
-use super::{data, graphs};
+use super::graphs;
 use crate::model_sizes::ModelSizes;
 use crate::names;
 use crate::{Report, held, most_used, sum, sums};
@@ -17,6 +17,11 @@ const PART_SHARE: f64 = 0.2;
 const SAME_SHARE: f64 = 0.05;
 /// Minimum number of completed steps through which a model keeps its gradients if no optimizer updates it, or a checkpoint stays.
 const KEPT_STEPS: u64 = 3;
+
+/// Minimum number of completed steps through which a data set stays.
+const LEAST_STEPS: u64 = 3;
+/// Minimum share of its bytes that it has through these steps: it does not grow.
+const STEADY_SHARE: f64 = 0.99;
 
 /// Bytes of a process by their purpose.
 pub(in crate::advice) struct Parts<'r> {
@@ -247,7 +252,7 @@ impl<'r> Parts<'r> {
             },
             kept_graphs: graphs::kept(report, device),
             data,
-            data_stays: data.is_some_and(|(line, bytes)| data::stays(report, device, line, bytes)),
+            data_stays: data.is_some_and(|(line, bytes)| stays(report, device, line, bytes)),
             checkpoint: checkpoint(report, device, amounts),
             by_tag: by_tag(&is_activation),
             updated: sum(updated.map(|(_, bytes)| *bytes)),
@@ -292,4 +297,26 @@ impl<'r> Parts<'r> {
     pub fn is_large(&self, bytes: i64) -> bool {
         bytes as f64 >= self.used as f64 * PART_SHARE
     }
+}
+
+/// Returns whether the program has begun a forward pass, or another phase of a step.
+pub(super) fn has_forward_pass(report: &Report<'_>) -> bool {
+    report.run.cells.iter().any(|cell| {
+        let phase = cell.phase.as_deref().and_then(Phase::from_name);
+        phase.is_some_and(|phase| phase != Phase::Unknown && phase != Phase::Between)
+    })
+}
+
+/// Returns whether these bytes of a line stayed, and did not grow, from the first completed step on.
+fn stays(report: &Report<'_>, device: &Device, line: &str, bytes: i64) -> bool {
+    let rows = &device.details.iterations.rows;
+    let (Some(last), steps) = (rows.last(), rows.iter().map(|row| row.count).sum::<u64>()) else {
+        return false;
+    };
+    let kept = steps_through(device, last.end_ns, |point| {
+        let of_line = data_of(report, &point.amounts).get(line).copied().unwrap_or(0);
+        of_line as f64 >= bytes as f64 * STEADY_SHARE
+    });
+    // The first step may begin before the first point of the timeline.
+    steps >= LEAST_STEPS && kept.saturating_add(1) >= steps
 }

@@ -164,11 +164,31 @@ fn report_points_to_a_saving_that_costs_nothing() {
     let mut run = fitting(&held);
     let step = step(&mut run);
     (step.kept_gradients, step.intermediate_gradients) = (level(4), level(1));
-    let line = |run: &Run| free_line(&Report::new(run, Groupings::default(), None));
+    let line = |run: &Run| saving_line(&Report::new(run, Groupings::default(), None));
     let free = line(&run).expect("a line");
     assert!(free.starts_with("free to save: ") && free.contains("-3,072 to -4,096 MiB"), "{free}");
     run.devices[0].total_bytes = Some(400 << 30);
     assert_eq!(line(&run), None, "little of the device");
+}
+
+#[test]
+fn line_without_a_problem_names_the_place_of_what_passes_made() {
+    let first_line = |held: &[(Role, &str, i64)]| {
+        let mut run = fitting(held);
+        run.state = gpumem_model::run::State::Closed { time_ns: 200, status: Some(0) };
+        run.source.kind = "recording".into();
+        run.coverage.covered = true;
+        crate::findings::text::lines(&Report::new(
+            &run,
+            Groupings::default(),
+            Some(crate::GroupBy::Structure),
+        ))
+        .remove(0)
+    };
+    let lines = first_line(&[(Role::Temporary, "a.py:16 step", 10), (Role::Temporary, "Net/a", 2)]);
+    assert!(lines.contains(" temporaries 12,288 MiB (10,240 of a.py:16 step), "), "{lines}");
+    let lines = first_line(&[(Role::Parameter, "Net/a", 10), (Role::Temporary, "Net/a", 2)]);
+    assert!(lines.contains(" parameters 10,240 MiB, "), "{lines}");
 }
 
 #[test]
@@ -305,7 +325,7 @@ fn evaluation_that_needs_more_than_training_sets_the_peak() {
 #[test]
 fn data_set_that_is_most_of_the_memory_is_named() {
     let line = "data.py:15 Images.__init__";
-    let advised = |gib: i64, early: i64| {
+    let holding = |gib: i64, early: i64| {
         let held =
             [(Role::Unknown, line, gib), (Role::Parameter, "Net/a", 2), (Role::Activation, "Net/a", 4)];
         let mut run = fitting(&held);
@@ -313,8 +333,15 @@ fn data_set_that_is_most_of_the_memory_is_named() {
         made_in(&mut run, 2, Phase::Forward);
         trained_with(&mut run, &[(0, gib), (1, 2)]);
         run.devices[0].details.timeline.points[6].amounts = Amounts::from(vec![(0, early * GIB)]);
-        first(&run)
+        run
     };
+    let advised = |gib, early| first(&holding(gib, early));
+    let run = holding(20, 20);
+    let named = saving_line(&Report::new(&run, Groupings::default(), None)).expect("a line");
+    assert!(
+        named.starts_with("could save: If data.py:15 ") && named.contains("up to -20,480 MiB"),
+        "{named}"
+    );
     assert_eq!(advised(20, 20), Some((Kind::RetainedTensors, [0, 20])), "a step may use all of it");
     assert_eq!(advised(20, 10), None, "memory that changes");
     assert_eq!(advised(5, 5), None, "less than half of the memory");

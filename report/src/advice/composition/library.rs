@@ -3,8 +3,8 @@
 //! A function is recognised in the name of a tensor outside modules, which is a line such as `utils.py:7 Mixin._sample`, or in the
 //! stack of the failed request.
 
-use super::composition::Parts;
-use super::item::{Item, Kind, Memory, mib};
+use super::super::item::{Item, Kind, Memory, mib};
+use super::parts::Parts;
 use crate::names;
 use gpumem_model::run::{Device, Oom, Run};
 use gpumem_model::units::signed;
@@ -21,8 +21,8 @@ pub struct LibraryFrame {
     without: &'static [&'static str],
     /// Whether the functions keep what they make, so that it adds up over many passes.
     keeps: bool,
-    pub(super) kind: Kind,
-    pub(super) change: &'static str,
+    pub(in crate::advice) kind: Kind,
+    pub(in crate::advice) change: &'static str,
 }
 
 /// The functions, with the releases whose sources have them.
@@ -104,7 +104,7 @@ impl LibraryFrame {
 }
 
 /// Returns the functions that keep what they make at a line of a library.
-pub(super) fn keeper_of(tag: &str) -> Option<&'static LibraryFrame> {
+pub(in crate::advice) fn keeper_of(tag: &str) -> Option<&'static LibraryFrame> {
     let (file, rest) = tag.split_once(':').filter(|_| names::is_line(tag))?;
     let (_, function) = rest.split_once(' ')?;
     LIBRARY_FRAMES.iter().filter(|frame| frame.keeps).find(|frame| frame.has(file, function))
@@ -141,12 +141,12 @@ fn function_of(line: &str) -> Option<(&str, &str)> {
 
 /// Returns whether a failed request was made by functions that keep what they make. More memory, or less waste of it, only
 /// delays the failure.
-pub(super) fn is_kept(oom: Option<&Oom>) -> bool {
+pub(in crate::advice) fn is_kept(oom: Option<&Oom>) -> bool {
     oom.and_then(maker_of).is_some_and(|frame| frame.keeps)
 }
 
 /// Returns the change for memory that functions of the table hold: at the program's largest line of data, or at the failed request.
-pub(super) fn item(device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -> Option<Item> {
+pub(in crate::advice) fn item(device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -> Option<Item> {
     let asked = oom.map_or(0, |oom| signed(oom.asked_bytes));
     let maker = oom.and_then(maker_of);
     let kept = parts.data.filter(|(line, _)| keeper_of(line).is_some());
@@ -181,7 +181,7 @@ pub(super) fn item(device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -> Opt
 }
 
 /// Returns whether the process has an `accelerate.Accelerator`, as its agent reports (`Body::Models` of the wire format).
-pub(super) fn has_accelerator(run: &Run) -> bool {
+pub(in crate::advice) fn has_accelerator(run: &Run) -> bool {
     run.process.claims.get("models").is_some_and(|text| text.lines().any(|line| line == "accelerate"))
 }
 
