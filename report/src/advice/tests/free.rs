@@ -180,7 +180,7 @@ fn line_without_a_problem_names_the_place_of_what_passes_made() {
         run.coverage.covered = true;
         crate::findings::text::lines(&Report::new(
             &run,
-            Groupings::default(),
+            Groupings::preset(Some(crate::names::TORCH)).clone(),
             Some(crate::GroupBy::Structure),
         ))
         .remove(0)
