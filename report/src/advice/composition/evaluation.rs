@@ -20,7 +20,7 @@ const MOST_OF_STEP: f64 = 1.05;
 const LEAST: usize = 3;
 /// Minimum share of the difference between both that modules or lines have allocated outside of training.
 const EXPLAINED_SHARE: f64 = 0.8;
-/// Minimum share of the difference that modules have allocated in a forward pass: loading a model is no pass.
+/// Minimum share of the difference that modules have allocated in a forward pass: a model is not loaded in a pass.
 const FORWARD_SHARE: f64 = 0.1;
 
 /// Bytes in use at the highest moment of passes without a backward pass, and of training steps.

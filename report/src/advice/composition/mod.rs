@@ -43,7 +43,7 @@ fn of_parts(report: &Report<'_>, device: &Device, parts: &Parts<'_>, oom: Option
     items.extend(oom.is_none().then(|| evaluation::larger_than_training(report, device)).flatten());
     let history = oom.is_none().then(|| data::history(report, device, parts)).flatten();
     let data = data::data_set(report, device, parts, oom);
-    // The same line is no data set that was made before the first step.
+    // Such a line did not make a data set before the first step.
     let is_same =
         |data: &Item| history.as_ref().is_some_and(|history| history.untrusted_names == data.untrusted_names);
     items.extend(data.filter(|data| !is_same(data)));
