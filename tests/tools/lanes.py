@@ -149,8 +149,9 @@ def units(programs, wanted, only):
             lane = lane_of(test) if name == "suite" else FAST
             if kind != "test" or lane not in wanted or only not in f"{folder.name} {test}":
                 continue
-            # Unit tests of a crate, which are quick, run in one process.
-            module = test.split("::")[0] if name == "suite" else "unit tests"
+            # Unit tests of a crate, which are quick, run in one process, and so do those of a file such as tests/rules.rs.
+            of_file = name if (folder / "tests" / f"{name}.rs").exists() else "unit tests"
+            module = test.split("::")[0] if name == "suite" else of_file
             module = test.split("::")[1] if module == lane and test.count("::") > 1 else module
             found.setdefault((lane, folder.name, module), (program, folder, []))[2].append(test)
     return found
@@ -211,8 +212,11 @@ class Runner:
                 out.write(f"\nended after {HUNG_S} s: it hangs\n")
         ended = time.monotonic()
         text = log.read_text(errors="replace")
-        summary = re.search(r"^test result: \w+\. (\d+) passed; (\d+) failed", text, re.M)
-        passed, failed = (int(summary[1]), int(summary[2])) if summary else (0, len(tests))
+        summary = re.search(r"^test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored", text, re.M)
+        passed, failed, ignored = map(int, summary.groups()) if summary else (0, len(tests), 0)
+        if passed + failed + ignored != len(tests):
+            failed += 1
+            text += f"\n{passed + failed + ignored - 1} of {len(tests)} tests ran: the others are not in {program}\n"
         if code and not failed:
             failed = 1
         skipped = {}
