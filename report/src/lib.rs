@@ -39,7 +39,7 @@ pub mod tree;
 
 use crate::category::{OTHERS, Rules, is_named_by_rules};
 use crate::rules::{Groupings, NO_TAG};
-use gpumem_model::run::{Cell, Class, Device, Moment, Oom, Run, UntrackableParts};
+use gpumem_model::run::{Amounts, Cell, Class, Device, Moment, Oom, Run, UntrackableParts};
 use gpumem_model::time::Times;
 use gpumem_model::timeline::Point;
 use gpumem_model::units::{Unit, thousands};
@@ -303,6 +303,13 @@ impl<'r> Report<'r> {
 
     fn cell(&self, index: u32) -> Option<&'r Cell> {
         self.run.cells.get(index as usize)
+    }
+
+    /// Returns the bytes by tag of those cells that `fits`. Cells without a tag are left out.
+    fn by_tag(&self, amounts: &Amounts, fits: impl Fn(&Cell) -> bool) -> BTreeMap<&'r str, i64> {
+        sums(amounts.iter().filter_map(|(cell, bytes)| {
+            Some((self.cell(*cell).filter(|cell| fits(cell))?.tag.as_deref()?, *bytes))
+        }))
     }
 
     /// Returns the category of the cell with index `cell`; `None` for `Others`, and for idle and opaque bytes (see [`Part`]).

@@ -1,18 +1,5 @@
 //! Finds why a request for memory failed: each cause without which the request would have fitted, with its bytes.
 
-/// Returns the module or line with most of a part of the structure, and its bytes, if it has much of it.
-pub(super) fn place_of_part(report: &Report<'_>, amounts: &Amounts, part: &str) -> Option<(String, i64)> {
-    let tags = amounts.iter().filter_map(|(cell, bytes)| {
-        let is_in_part = report.category(*cell, GroupBy::Structure) == Some(part);
-        Some((report.cell(*cell).filter(|_| is_in_part)?.tag.clone().unwrap_or_default(), *bytes))
-    });
-    let tags = sums(tags);
-    let bytes = sum(tags.values().copied());
-    let (tag, most) = tags.into_iter().max_by_key(|(_, bytes)| *bytes)?;
-    let is_much = most as f64 >= bytes as f64 * PLACE_SHARE && !tag.is_empty() && tag != part;
-    (is_much && tag != HIDDEN_TAG).then_some((tag, most))
-}
-
 #[cfg(test)]
 mod tests;
 
@@ -342,12 +329,9 @@ impl<'r> Request<'r> {
 
     /// Returns the module that has most of the activations, alone or together with modules inside of it.
     fn activated_module(&self, report: &Report<'_>) -> Option<String> {
-        let is_activation = |cell: &&Cell| cell.role.as_deref() == Role::Activation.name();
-        let moment = self.moment()?;
-        let tags = moment.amounts.iter().filter_map(|(cell, bytes)| {
-            Some((report.cell(*cell).filter(is_activation)?.tag.clone()?, *bytes))
-        });
-        let tags: Vec<(String, i64)> = sums(tags).into_iter().collect();
+        let is_activation = |cell: &Cell| cell.role.as_deref() == Role::Activation.name();
+        let tags = report.by_tag(&self.moment()?.amounts, is_activation).into_iter();
+        let tags: Vec<(String, i64)> = tags.map(|(tag, bytes)| (tag.to_owned(), bytes)).collect();
         let bytes = sum(tags.iter().map(|(_, bytes)| *bytes));
         let mut names = growth::largest(tags, bytes).into_iter().map(|(name, _)| name);
         names.next().filter(|_| names.next().is_none())
@@ -443,4 +427,17 @@ impl<'r> Request<'r> {
         );
         Some(Finding { names: parts, spare_bytes: None, ..self.finding(Kind::TooLarge, bytes, what) })
     }
+}
+
+/// Returns the module or line with most of a part of the structure, and its bytes, if it has much of it.
+pub(super) fn place_of_part(report: &Report<'_>, amounts: &Amounts, part: &str) -> Option<(String, i64)> {
+    let tags = amounts.iter().filter_map(|(cell, bytes)| {
+        let is_in_part = report.category(*cell, GroupBy::Structure) == Some(part);
+        Some((report.cell(*cell).filter(|_| is_in_part)?.tag.clone().unwrap_or_default(), *bytes))
+    });
+    let tags = sums(tags);
+    let bytes = sum(tags.values().copied());
+    let (tag, most) = tags.into_iter().max_by_key(|(_, bytes)| *bytes)?;
+    let is_much = most as f64 >= bytes as f64 * PLACE_SHARE && !tag.is_empty() && tag != part;
+    (is_much && tag != HIDDEN_TAG).then_some((tag, most))
 }

@@ -3,10 +3,10 @@
 
 use super::super::item::{Item, Kind, Memory, mib};
 use super::library;
-use super::parts::{Parts, has_forward_pass, is_role};
-use crate::{Report, names, sums};
+use super::parts::{Parts, has_forward_pass, is_data, is_of_line, is_role, steps_through};
+use crate::Report;
 use gpumem_model::names::Named;
-use gpumem_model::run::{Amounts, Cell, Class, Device, Oom};
+use gpumem_model::run::{Amounts, Cell, Device, Oom};
 use gpumem_wire::{Phase, Role};
 use std::collections::BTreeMap;
 
@@ -19,6 +19,10 @@ const FULL_SHARE: f64 = 0.95;
 const LEAST_RISES: usize = 8;
 /// Minimum share of the points of the timeline at which the history is full.
 const FULL_POINTS: f64 = 0.1;
+/// Minimum number of completed steps through which a data set stays.
+const LEAST_STEPS: u64 = 3;
+/// Minimum share of its bytes that it has through these steps: it does not grow.
+const STEADY_SHARE: f64 = 0.99;
 /// Divisor: the advice keeps this part of the entries.
 const KEPT: i64 = 4;
 
@@ -48,9 +52,24 @@ pub(super) fn data_set(
 }
 
 /// Returns whether the change is for most of the process's memory, which stays through all steps.
-pub(super) fn is_most(item: &Item, parts: &Parts<'_>) -> bool {
-    let is_data = item.kind == Kind::RetainedTensors && item.memory == Memory::Data;
-    is_data && parts.data_stays && item.most() as f64 >= parts.used as f64 * MOST_SHARE
+pub(super) fn is_most(report: &Report<'_>, device: &Device, item: &Item, parts: &Parts<'_>) -> bool {
+    let is_data_set = item.kind == Kind::RetainedTensors && item.memory == Memory::Data;
+    let stays = || parts.data.is_some_and(|(line, bytes)| stays(report, device, line, bytes));
+    is_data_set && item.most() as f64 >= parts.used as f64 * MOST_SHARE && stays()
+}
+
+/// Returns whether these bytes of a line stayed, and did not grow, from the first completed step on.
+fn stays(report: &Report<'_>, device: &Device, line: &str, bytes: i64) -> bool {
+    let rows = &device.details.iterations.rows;
+    let (Some(last), steps) = (rows.last(), rows.iter().map(|row| row.count).sum::<u64>()) else {
+        return false;
+    };
+    let kept = steps_through(device, last.end_ns, |point| {
+        let of_line = report.by_tag(&point.amounts, is_data).get(line).copied().unwrap_or(0);
+        of_line as f64 >= bytes as f64 * STEADY_SHARE
+    });
+    // The first step may begin before the first point of the timeline.
+    steps >= LEAST_STEPS && kept.saturating_add(1) >= steps
 }
 
 /// Returns the change for a history that has most of the memory: memory that rose in many passes to a level at which it stays, such as
@@ -75,15 +94,9 @@ pub(super) fn history(report: &Report<'_>, device: &Device, parts: &Parts<'_>) -
 
 /// Returns the bytes by line of the program of memory that was made outside of every pass and has no role of a model.
 fn lines<'r>(report: &'r Report<'_>, amounts: &Amounts) -> BTreeMap<&'r str, i64> {
-    let is_of_line = |cell: &&Cell| {
-        cell.class == Class::Block
-            && cell.phase.is_none()
-            && (cell.role.is_none() || is_role(cell, Role::Temporary))
-    };
-    sums(amounts.iter().filter_map(|(cell, bytes)| {
-        let cell = report.cell(*cell).filter(is_of_line)?;
-        Some((cell.tag.as_deref().filter(|tag| names::is_line(tag))?, *bytes))
-    }))
+    report.by_tag(amounts, |cell| {
+        is_of_line(cell) && cell.phase.is_none() && (cell.role.is_none() || is_role(cell, Role::Temporary))
+    })
 }
 
 /// Returns whether a line's memory rose in many passes to these bytes, and stayed.

@@ -1,13 +1,12 @@
 //! Changes for memory of an earlier pass that is still held when a request fails: its result, or all of it, kept by an exception.
 
 use super::super::item::{Item, Kind, Memory, mib};
-use super::parts::is_role;
-use crate::{Report, held, sum, sums};
+use super::parts::is_activation;
+use crate::{Report, held, sum};
 use gpumem_model::names::Named;
-use gpumem_model::run::{Amounts, Cell, Class, Device, Fate, Oom};
+use gpumem_model::run::{Cell, Class, Device, Fate, Oom};
 use gpumem_model::units::signed;
-use gpumem_wire::{Phase, Role};
-use std::collections::BTreeMap;
+use gpumem_wire::Phase;
 
 /// The result of the previous pass has at least this share of the bytes that were requested for the next one, and they have at least
 /// this share of it: more bytes are several results that the program keeps.
@@ -80,9 +79,9 @@ fn of_failed_attempt(report: &Report<'_>, device: &Device, oom: &Oom) -> Option<
             && other.step == oom.step
             && oom.asked_bytes as f64 <= other.asked_bytes as f64 * SMALLER
     });
-    let now = of_passes(report, &oom.amounts);
+    let now = report.by_tag(&oom.amounts, is_activation);
     let held = before.filter_map(|other| {
-        let then = of_passes(report, &other.amounts);
+        let then = report.by_tag(&other.amounts, is_activation);
         let all = sum(then.values().copied());
         let still = sum(then.iter().map(|(tag, bytes)| now.get(tag).copied().unwrap_or(0).min(*bytes)));
         let is_passed = |tag: &str| then.contains_key(tag) && Some(tag) != other.tag.as_deref();
@@ -96,18 +95,4 @@ fn of_failed_attempt(report: &Report<'_>, device: &Device, oom: &Oom) -> Option<
         (all > 0 && still as f64 >= all as f64 * HELD_SHARE).then_some((still, is_held_twice))
     });
     held.max_by_key(|(bytes, is_held_twice)| (*is_held_twice, *bytes))
-}
-
-/// Returns the bytes of forward passes by tag.
-fn of_passes<'r>(report: &'r Report<'_>, amounts: &Amounts) -> BTreeMap<&'r str, i64> {
-    let is_of_pass = |cell: &&Cell| {
-        let is_activation = is_role(cell, Role::Activation);
-        let is_of_forward = cell.role.is_none() && cell.phase.as_deref() == Phase::Forward.name();
-        cell.class == Class::Block && (is_activation || is_of_forward)
-    };
-    sums(
-        amounts.iter().filter_map(|(cell, bytes)| {
-            Some((report.cell(*cell).filter(is_of_pass)?.tag.as_deref()?, *bytes))
-        }),
-    )
 }

@@ -81,12 +81,9 @@ pub(super) fn without_backward(
     let of_backward = |cell: &Cell| {
         is_role(cell, Role::Activation) || is_in(cell, Phase::Backward) && !is_role(cell, Role::Gradient)
     };
-    let tags = peak.amounts.iter().filter_map(|(cell, bytes)| {
-        let is_unused = |cell: &&Cell| cell.role.is_none() || is_role(cell, Role::Temporary);
-        let cell = report.cell(*cell).filter(is_unused).filter(|cell| is_in(cell, Phase::Forward))?;
-        Some((cell.tag.as_deref()?, *bytes))
+    let mut tags = report.by_tag(&peak.amounts, |cell| {
+        is_in(cell, Phase::Forward) && (cell.role.is_none() || is_role(cell, Role::Temporary))
     });
-    let mut tags = sums(tags);
     let copies = autocast_copies(&tags, parameters, sizes);
     tags.retain(|tag, _| !copies.contains_key(tag));
     if skips_layers(&tags, parameters) {
@@ -142,13 +139,8 @@ pub(super) fn autocast_copies<'r>(
 /// Returns the bytes by tag of forward passes at a moment: those that have no role, and the activations. A block that outlives
 /// whole steps loses its role.
 fn of_passes<'r>(report: &'r Report<'_>, amounts: &Amounts) -> [BTreeMap<&'r str, i64>; 2] {
-    let by_tag = |fits: &dyn Fn(&Cell) -> bool| {
-        let tags = amounts.iter().filter_map(|(cell, bytes)| {
-            let cell = report.cell(*cell).filter(|cell| is_of_forward(cell) && fits(cell))?;
-            Some((cell.tag.as_deref()?, *bytes))
-        });
-        sums(tags)
-    };
+    let by_tag =
+        |fits: &dyn Fn(&Cell) -> bool| report.by_tag(amounts, |cell| is_of_forward(cell) && fits(cell));
     [by_tag(&|cell| cell.role.is_none()), by_tag(&|cell| is_role(cell, Role::Activation))]
 }
 

@@ -79,7 +79,9 @@ pub(super) fn cheap(report: &Report<'_>, device: &Device) -> Vec<Item> {
     let least = (used * CHEAP_SHARE).max(device.total_bytes.map_or(0, signed) as f64 * CHEAP_DEVICE_SHARE);
     let parts = Parts::of(report, device, None);
     let mut items = of_parts(report, device, &parts, None);
-    items.retain(|item| (item.is_cheap() || data::is_most(item, &parts)) && item.most() as f64 >= least);
+    items.retain(|item| {
+        (item.is_cheap() || data::is_most(report, device, item, &parts)) && item.most() as f64 >= least
+    });
     items
 }
 

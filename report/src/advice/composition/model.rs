@@ -187,7 +187,7 @@ fn has_large_state(parts: &Parts<'_>, state: i64) -> bool {
 
 /// Returns the change for float32 weights of which autocast keeps copies in half precision, in a program that trains nothing.
 fn weight_copies(device: &Device, parts: &Parts<'_>) -> Option<Item> {
-    let copies = parts.weight_copies;
+    let copies = parts.autocast_copies;
     is_material(copies, parts.used).then(|| {
         let change = "Load the model in the type that autocast uses (torch_dtype=torch.bfloat16, or model.to(torch.bfloat16) on the host): autocast keeps a copy of each float32 weight";
         let item = Item::new(Kind::WeightCopies, Memory::Parameters, device, change);
@@ -219,7 +219,7 @@ pub(super) fn precision(device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -
             let change = "Make the model and its inputs float32: the parameters are float64, as after .double(), or as NumPy's numbers are";
             is_material(model / 2, parts.used).then(|| item(change).estimated(both, formula))
         }
-        Some("float32") if parts.weight_copies > 0 => weight_copies(device, parts),
+        Some("float32") if parts.is_evaluation && parts.autocast_copies > 0 => weight_copies(device, parts),
         Some("float32") | None if parts.is_large(parameters) => {
             let (change, least) = match kind {
                 Some(_) => ("Load the parameters in bfloat16: they are float32", both[0]),

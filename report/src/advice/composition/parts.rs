@@ -18,11 +18,6 @@ const SAME_SHARE: f64 = 0.05;
 /// Minimum number of completed steps through which a model keeps its gradients if no optimizer updates it, or a checkpoint stays.
 const KEPT_STEPS: u64 = 3;
 
-/// Minimum number of completed steps through which a data set stays.
-const LEAST_STEPS: u64 = 3;
-/// Minimum share of its bytes that it has through these steps: it does not grow.
-const STEADY_SHARE: f64 = 0.99;
-
 /// Bytes of a process by their purpose.
 pub(in crate::advice) struct Parts<'r> {
     /// Time at which the process held these bytes.
@@ -63,14 +58,12 @@ pub(in crate::advice) struct Parts<'r> {
     pub without_backward: Option<[i64; 2]>,
     /// Bytes of copies of float32 weights that autocast keeps, as far as they are known: in training, most are beside activations.
     pub autocast_copies: i64,
-    /// The same in a program without a backward pass.
-    pub weight_copies: i64,
+    /// Whether the program has had neither a backward pass nor an optimizer's step.
+    pub is_evaluation: bool,
     /// Value of [`graphs::kept`].
     pub kept_graphs: Option<[i64; 2]>,
     /// The program's line with the most memory that has no role and was not made in a step, and its bytes.
     pub data: Option<(&'r str, i64)>,
-    /// Whether these stay through all steps.
-    pub data_stays: bool,
     /// Value of [`checkpoint`].
     pub checkpoint: Option<(&'r str, i64)>,
 }
@@ -85,7 +78,7 @@ fn is_small_state(tag: &str) -> bool {
 }
 
 /// Returns whether a cell has activations. Before the first backward pass, blocks of the forward pass count.
-fn is_activation(cell: &Cell) -> bool {
+pub(super) fn is_activation(cell: &Cell) -> bool {
     let is_unknown = cell.role.is_none() && cell.phase.as_deref() == Phase::Forward.name();
     cell.class == Class::Block && (is_role(cell, Role::Activation) || is_unknown)
 }
@@ -96,12 +89,8 @@ fn models<'r>(
     amounts: &Amounts,
     fits: impl Fn(&Cell) -> bool,
 ) -> BTreeMap<&'r str, i64> {
-    let of_role = amounts.iter().filter_map(|(cell, bytes)| {
-        let cell = report.cell(*cell).filter(|cell| fits(cell))?;
-        let tag = cell.tag.as_deref().filter(|tag| !names::is_line(tag))?;
-        Some((without_sum(tag).split('/').next()?, *bytes))
-    });
-    sums(of_role)
+    let tags = report.by_tag(amounts, fits).into_iter().filter(|(tag, _)| !names::is_line(tag));
+    sums(tags.filter_map(|(tag, bytes)| Some((without_sum(tag).split('/').next()?, bytes))))
 }
 
 /// Returns the model with most of the activations, and its bytes of them, if no optimizer updates it and it requires gradients. If
@@ -155,16 +144,9 @@ pub(super) fn steps_through(device: &Device, until_ns: u64, holds: impl Fn(&Poin
 /// Returns the program's line that has loaded as many bytes as a model's parameters have, and its bytes, if these stayed through the
 /// last [`KEPT_STEPS`] steps. The agent gives the phase `Setup` to memory that `torch.load` makes; parameters have their role.
 fn checkpoint<'r>(report: &'r Report<'_>, device: &Device, amounts: &Amounts) -> Option<(&'r str, i64)> {
-    let is_loaded = |cell: &Cell| {
-        cell.class == Class::Block && cell.role.is_none() && cell.phase.as_deref() == Phase::Setup.name()
-    };
-    let loaded = |amounts: &Amounts| {
-        let lines = amounts.iter().filter_map(|(cell, bytes)| {
-            let tag = report.cell(*cell).filter(|cell| is_loaded(cell))?.tag.as_deref()?;
-            names::is_line(tag).then_some((tag, *bytes))
-        });
-        sums(lines)
-    };
+    let is_loaded =
+        |cell: &Cell| is_of_line(cell) && cell.role.is_none() && cell.phase.as_deref() == Phase::Setup.name();
+    let loaded = |amounts: &Amounts| report.by_tag(amounts, is_loaded);
     let (line, bytes) = loaded(amounts).into_iter().max_by_key(|(_, bytes)| *bytes)?;
     let models = models(report, amounts, |cell| is_role(cell, Role::Parameter));
     let all = sum(models.values().copied());
@@ -175,15 +157,15 @@ fn checkpoint<'r>(report: &'r Report<'_>, device: &Device, amounts: &Amounts) ->
         .then_some((line, bytes))
 }
 
-/// Returns the bytes by line of the program of memory that has no role and was not made in a step.
-pub(super) fn data_of<'r>(report: &'r Report<'_>, amounts: &Amounts) -> BTreeMap<&'r str, i64> {
-    let lines = amounts.iter().filter_map(|(cell, bytes)| {
-        let is_of_step = |cell: &Cell| cell.phase.is_some() && cell.phase.as_deref() != Phase::Setup.name();
-        let is_data = |cell: &&Cell| cell.class == Class::Block && cell.role.is_none() && !is_of_step(cell);
-        let cell = report.cell(*cell).filter(is_data)?;
-        Some((cell.tag.as_deref().filter(|tag| names::is_line(tag))?, *bytes))
-    });
-    sums(lines)
+/// Returns whether a line of the program has allocated a cell's blocks.
+pub(super) fn is_of_line(cell: &Cell) -> bool {
+    cell.class == Class::Block && cell.tag.as_deref().is_some_and(names::is_line)
+}
+
+/// Returns whether a line of the program has allocated a cell's blocks outside of every step, and they have no role.
+pub(super) fn is_data(cell: &Cell) -> bool {
+    let is_of_step = cell.phase.is_some() && cell.phase.as_deref() != Phase::Setup.name();
+    is_of_line(cell) && cell.role.is_none() && !is_of_step
 }
 
 impl<'r> Parts<'r> {
@@ -194,12 +176,7 @@ impl<'r> Parts<'r> {
         let time_ns = oom.map_or(device.peak.time_ns, |oom| oom.time_ns);
         let bytes = |role: Role| held(run, amounts, |cell| is_role(cell, role));
         let is_of_optimizer = |cell: &Cell| cell.phase.as_deref() == Phase::Optimizer.name();
-        let by_tag = |fits: &dyn Fn(&Cell) -> bool| {
-            let tagged = |(index, bytes): &(u32, i64)| {
-                Some((report.cell(*index).filter(|cell| fits(cell))?.tag.as_deref()?, *bytes))
-            };
-            sums(amounts.iter().filter_map(tagged))
-        };
+        let by_tag = |fits: &dyn Fn(&Cell) -> bool| report.by_tag(amounts, fits);
         let parameters_by_tag = by_tag(&|cell| is_role(cell, Role::Parameter));
         let sizes = ModelSizes::of(run);
         let not_updated = not_updated(report, device, amounts, time_ns);
@@ -224,12 +201,12 @@ impl<'r> Parts<'r> {
                 && (cell.role.is_none() || is_role(cell, Role::Activation))
         });
         let copies = graphs::autocast_copies(&of_passes, &parameters_by_tag, &sizes);
-        let data = data_of(report, amounts).into_iter().max_by_key(|(_, bytes)| *bytes);
+        let data = by_tag(&is_data).into_iter().max_by_key(|(_, bytes)| *bytes);
         let autocast_copies = sum(copies.into_values());
         Parts {
             time_ns,
             autocast_copies,
-            weight_copies: if is_evaluation { autocast_copies } else { 0 },
+            is_evaluation,
             parameters: bytes(Role::Parameter),
             optimizer: bytes(Role::OptimizerState),
             activations: held(run, amounts, is_activation),
@@ -252,7 +229,6 @@ impl<'r> Parts<'r> {
             },
             kept_graphs: graphs::kept(report, device),
             data,
-            data_stays: data.is_some_and(|(line, bytes)| stays(report, device, line, bytes)),
             checkpoint: checkpoint(report, device, amounts),
             by_tag: by_tag(&is_activation),
             updated: sum(updated.map(|(_, bytes)| *bytes)),
@@ -305,18 +281,4 @@ pub(super) fn has_forward_pass(report: &Report<'_>) -> bool {
         let phase = cell.phase.as_deref().and_then(Phase::from_name);
         phase.is_some_and(|phase| phase != Phase::Unknown && phase != Phase::Between)
     })
-}
-
-/// Returns whether these bytes of a line stayed, and did not grow, from the first completed step on.
-fn stays(report: &Report<'_>, device: &Device, line: &str, bytes: i64) -> bool {
-    let rows = &device.details.iterations.rows;
-    let (Some(last), steps) = (rows.last(), rows.iter().map(|row| row.count).sum::<u64>()) else {
-        return false;
-    };
-    let kept = steps_through(device, last.end_ns, |point| {
-        let of_line = data_of(report, &point.amounts).get(line).copied().unwrap_or(0);
-        of_line as f64 >= bytes as f64 * STEADY_SHARE
-    });
-    // The first step may begin before the first point of the timeline.
-    steps >= LEAST_STEPS && kept.saturating_add(1) >= steps
 }
