@@ -6,6 +6,7 @@ use super::library::{Facts, Gpus, Pids};
 use super::protocol::{Arguments, FrameWriter, NOT_OUR_PID, Uuid};
 use super::schedule::{self, NextRead, Schedule, Skip};
 use crate::clock::now_ns;
+use extras::ControlGroups;
 use gpumem_ledger::DeviceName;
 use gpumem_wire::{Absence, Body, DeviceIdKind, Reading, Stamp};
 use std::io;
@@ -129,6 +130,7 @@ pub(crate) struct Session {
     has_unopened: bool,
     /// Time at which events were last read (ns).
     events_ns: u64,
+    groups: ControlGroups,
     /// Buffer for the entries of one process list.
     charges: Vec<Charge>,
     /// Buffer for the processes of one reading, sorted by pid.
@@ -156,6 +158,7 @@ impl Session {
             is_in_doubt: false,
             has_unopened: !arguments.skip_index.is_empty(),
             events_ns: 0,
+            groups: ControlGroups::default(),
             charges: Vec::new(),
             rows: Vec::new(),
             events: Vec::new(),
@@ -452,7 +455,10 @@ impl Session {
             if self.devices[index].is_accounting && doubt.is_none() {
                 self.write_accounted_peaks(index, out);
             }
-            self.devices[index].pids = self.rows.iter().map(|row| row.pid).collect();
+            let pids = &mut self.devices[index].pids;
+            pids.iter().filter(|pid| !is_listed(&self.rows, **pid)).for_each(|pid| self.groups.forget(*pid));
+            pids.clear();
+            pids.extend(self.rows.iter().map(|row| row.pid));
             self.read_limits(index, out);
             self.read_load(index, out);
             return;

@@ -9,11 +9,13 @@ use crate::clock::now_ns;
 use crate::nvml_status::UNREADABLE;
 use crate::source::process;
 use gpumem_wire::{Body, NONE_DEVICE, Reading, Stamp};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 /// Interval for reading the memory limits of control groups (ns).
 const LIMITS_NS: u64 = 5_000_000_000;
+/// Maximum interval for reading the control group of a process again (ns); the first one is [`LIMITS_NS`].
+const MAX_GROUP_NS: u64 = 60_000_000_000;
 /// Maximum number of control groups whose limits are read for one device.
 const MAX_GROUPS: usize = 32;
 /// Name of the fact with the memory limits of control groups: for each used, soft and hard bytes and the path, between tabs. After a
@@ -33,6 +35,44 @@ pub(super) fn limit_entry(limit: Result<MemoryLimit, Code>, group: &str) -> Opti
         }
         Err(Code::NOT_SUPPORTED | Code::NOT_FOUND) => None,
         Err(code) => Some(format!("{UNREADABLE} {group}: {code}")),
+    }
+}
+
+/// Control group of a process.
+#[derive(Debug)]
+struct KnownGroup {
+    /// Path of the group; `None` if it could not be read.
+    path: Option<String>,
+    read_ns: u64,
+    /// Interval (ns) after which the group is read again.
+    wait_ns: u64,
+}
+
+/// Control groups of listed processes. A process moves to another group soon after its start, if at all. So its group is read again
+/// after 5 s, then after intervals that double.
+#[derive(Debug, Default)]
+pub(super) struct ControlGroups(BTreeMap<u32, KnownGroup>);
+
+impl ControlGroups {
+    /// Returns the group of a process. `read` reads it.
+    pub(super) fn of(
+        &mut self,
+        pid: u32,
+        now_ns: u64,
+        read: impl FnOnce(u32) -> Option<String>,
+    ) -> Option<&str> {
+        let is_due = |known: &KnownGroup| now_ns.saturating_sub(known.read_ns) >= known.wait_ns;
+        let known = self.0.entry(pid).or_insert(KnownGroup { path: None, read_ns: 0, wait_ns: 0 });
+        if is_due(known) {
+            let wait_ns = (known.wait_ns * 2).clamp(LIMITS_NS, MAX_GROUP_NS);
+            *known = KnownGroup { path: read(pid), read_ns: now_ns, wait_ns };
+        }
+        known.path.as_deref()
+    }
+
+    /// Forgets a process that is no longer listed, because another one may get its pid.
+    pub(super) fn forget(&mut self, pid: u32) {
+        self.0.remove(&pid);
     }
 }
 
@@ -135,8 +175,13 @@ impl Session {
             return;
         }
         device.limits_read_ns = Some(now);
-        let group = |&pid: &u32| process::cgroup(Path::new("/proc"), pid);
-        let groups: BTreeSet<String> = self.devices[index].pids.iter().filter_map(group).collect();
+        let mut groups = BTreeSet::new();
+        for &pid in &self.devices[index].pids {
+            let group = self.groups.of(pid, now, |pid| process::cgroup(Path::new("/proc"), pid));
+            if let Some(group) = group.filter(|group| !groups.contains(*group)) {
+                groups.insert(group.to_owned());
+            }
+        }
         let mut entries = Vec::new();
         for group in groups.iter().take(MAX_GROUPS) {
             let limit = self.gpus.memory_limit(index, group);

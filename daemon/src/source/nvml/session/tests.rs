@@ -467,6 +467,37 @@ fn accounted_peaks_above_the_size_of_the_device_are_refused_and_named() {
 }
 
 #[test]
+fn control_group_of_a_process_is_read_less_and_less_often() {
+    const SECOND: u64 = 1_000_000_000;
+    let mut groups = extras::ControlGroups::default();
+    let mut read_at = Vec::new();
+    for at in (0..200).step_by(5) {
+        let path = groups.of(10, (1000 + at) * SECOND, |_| {
+            read_at.push(at);
+            Some(format!("/job{at}"))
+        });
+        assert_eq!(path, Some(&*format!("/job{}", read_at.last().expect("read"))), "{at}");
+    }
+    assert_eq!(read_at, [0, 5, 15, 35, 75, 135, 195]);
+    groups.forget(10);
+    assert_eq!(groups.of(10, 1196 * SECOND, |_| None), None, "another process with that pid");
+}
+
+#[test]
+fn group_of_a_process_that_is_no_longer_listed_is_forgotten() {
+    let mut run = run(&FakeGpus::new(1));
+    let group = |run: &mut Run, path: &str| {
+        run.session.groups.of(10, u64::MAX, |_| Some(path.to_owned())).map(str::to_owned)
+    };
+    assert_eq!(group(&mut run, "/old").as_deref(), Some("/old"));
+    for (listed, expected) in [([10, 11], "/old"), ([10, 12], "/old"), ([11, 12], "/new")] {
+        run.set(0, List::Compute, Ok(listed.map(|pid| charge(pid, 5)).to_vec()));
+        run.reading(0);
+        assert_eq!(group(&mut run, "/new").as_deref(), Some(expected), "{listed:?}");
+    }
+}
+
+#[test]
 fn a_limit_that_cannot_be_read_is_not_called_absent() {
     let entry = |limit| extras::limit_entry(limit, "/job");
     let none = MemoryLimit { soft_bytes: u64::MAX, hard_bytes: u64::MAX, used_bytes: 3 };
