@@ -1,11 +1,13 @@
 //! Metrics about the daemon itself. Counters and histograms are in a registry of the `prometheus` crate. Tables list all metrics,
 //! so each scrape has every metric and sources cannot use unknown names.
 
+use crate::os::heap_bytes_in_use;
 use prometheus::core::Collector;
 use prometheus::{
     Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, Opts, Registry, TextEncoder,
     exponential_buckets,
 };
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 /// A metric with its name, help text and type; its series differ in labels.
@@ -138,7 +140,7 @@ metrics! {
         gauge "gpumemd_store_unwritten_seconds", "Age of the oldest change that is not in the store: what a killed daemon would lose, in addition to runs.checkpoint_every_s." { StoreUnwritten }
         gauge "gpumemd_store_bytes", "Size of the run store's file, read every 30 s." { StoreBytes }
         counter "process_cpu_seconds_total", "CPU time of the daemon." { CpuSeconds }
-        gauge "gpumemd_heap_bytes", "Bytes in use on the daemon's heap; free memory is returned to the system each minute." { HeapBytes }
+        gauge "gpumemd_heap_bytes", "Bytes in use on the daemon's heap, read every 10 s; free memory is returned to the system each minute." { HeapBytes }
         gauge "process_resident_memory_bytes", "Resident memory of the daemon." { ResidentBytes }
         gauge "process_open_fds", "Open file descriptors of the daemon." { OpenFds }
         gauge "process_start_time_seconds", "Start time of the daemon, in seconds since 1970." { StartTime }
@@ -197,6 +199,8 @@ pub struct Stats {
     timings: Vec<Histogram>,
     /// Time of the daemon's start, in ns of CLOCK_MONOTONIC.
     pub started_ns: u64,
+    /// Bytes in use on the daemon's heap, as last read by the aggregator; 0 if unknown. glibc visits all free memory to count them.
+    pub heap_bytes: AtomicU64,
 }
 
 impl Stats {
@@ -221,7 +225,9 @@ impl Stats {
                 timings.push(vec.get_metric_with_label_values(label.as_slice())?);
             }
         }
-        Ok(Stats { registry, counts, timings, started_ns: crate::clock::now_ns() })
+        let started_ns = crate::clock::now_ns();
+        let heap_bytes = AtomicU64::new(heap_bytes_in_use().unwrap_or(0));
+        Ok(Stats { registry, counts, timings, started_ns, heap_bytes })
     }
 
     pub(crate) fn add(&self, count: Count, more: u64) {

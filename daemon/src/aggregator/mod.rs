@@ -9,6 +9,7 @@ pub(crate) mod recorder;
 mod writing;
 
 use crate::clock;
+use crate::os::heap_bytes_in_use;
 use crate::run_writer::{EarlierCounts, RunWriter};
 use crate::stats::{Count, Stats, Timing};
 use batch::{Batch, DeferredBatches, FRAMES, LONG, begins_agent};
@@ -39,6 +40,8 @@ const TICK: Duration = Duration::from_millis(75);
 const IDLE_TICK: Duration = Duration::from_secs(1);
 /// Interval between snapshots while no view reads them, or while the ledger does not change (ns).
 const IDLE_PUBLISH_NS: u64 = 750_000_000;
+/// Interval (ns) for counting the bytes on the heap.
+const HEAP_NS: u64 = 10_000_000_000;
 /// Period (ns) after a view's read in which each tick publishes a snapshot if the ledger has changed.
 const WATCHED_NS: u64 = 10_000_000_000;
 /// Interval (ns) for writing the runs of new processes for the first time. It is short, so that such a run is not lost if the
@@ -91,6 +94,8 @@ pub struct Aggregator {
     /// The views have clones of this reader. All clones share the times of reads and ticks.
     reader: SnapshotReader,
     published_ns: u64,
+    /// Time (ns) at which the bytes on the heap were last counted.
+    heap_ns: u64,
     /// Whether the ledger has changed since the last snapshot.
     changed: bool,
     /// `wall_offset_ns`: wall clock minus CLOCK_MONOTONIC (ns) when an anchor was last recorded. `anchored_ns`: time of the last
@@ -152,6 +157,7 @@ impl Aggregator {
             publisher,
             reader: reader.clone(),
             published_ns: now_ns,
+            heap_ns: 0,
             changed: true,
             wall_offset_ns: 0,
             anchored_ns: 0,
@@ -486,6 +492,10 @@ impl Aggregator {
     /// Publishes a snapshot of the ledger, which views read.
     pub fn publish(&mut self, now_ns: u64) {
         (self.published_ns, self.changed) = (now_ns, false);
+        if now_ns.saturating_sub(self.heap_ns) >= HEAP_NS {
+            self.heap_ns = now_ns;
+            self.stats.heap_bytes.store(heap_bytes_in_use().unwrap_or(0), Ordering::Relaxed);
+        }
         let snapshot = self.builder.ledger().snapshot();
         self.counters.update(&snapshot);
         let totals = self.counters.totals.clone();

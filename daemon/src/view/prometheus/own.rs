@@ -5,6 +5,7 @@ use super::processes::Folded;
 use crate::aggregator::Published;
 use crate::stats::Value;
 use crate::view::{Health, ViewContext};
+use std::sync::atomic::Ordering;
 
 /// Reads the values and appends all metrics about the daemon itself.
 pub(super) fn write(
@@ -18,6 +19,7 @@ pub(super) fn write(
     let age = crate::clock::now_ns().saturating_sub(published.at_ns) as f64 / 1e9;
     let yes = |up: bool| f64::from(u8::from(up));
     let nvml = &health.nvml.counters;
+    let heap_bytes = context.stats.heap_bytes.load(Ordering::Relaxed);
     let (calls, seconds) = (&nvml.calls, |ns: u64| ns as f64 / 1e9);
     let values = [
         (Value::Build, Some(1.0)),
@@ -47,7 +49,7 @@ pub(super) fn write(
         (Value::NvmlRefusedValues, Some(calls.refused as f64)),
         (Value::NvmlRestarts, Some(nvml.restarts as f64)),
         (Value::NvmlHangs, Some(nvml.hangs as f64)),
-        (Value::HeapBytes, crate::os::heap_bytes_in_use().map(|bytes| bytes as f64)),
+        (Value::HeapBytes, (heap_bytes > 0).then_some(heap_bytes as f64)),
         (Value::ResidentBytes, resident_bytes()),
         (Value::OpenFds, open_fds()),
     ];
