@@ -8,7 +8,7 @@ use gpumem_report::Report;
 use gpumem_report::findings::{Finding, Findings};
 use gpumem_report::rules::Groupings;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// Maximum number of processes with findings. At the maximum, the findings of all processes are dropped, and made again when their
@@ -33,10 +33,25 @@ struct Entry {
     took: Duration,
 }
 
-impl LiveFindings {
+/// Findings of all processes. The thread that writes runs waits while this exists.
+pub(crate) struct FindingsReader<'a>(MutexGuard<'a, HashMap<ProcessKey, Entry>>);
+
+impl FindingsReader<'_> {
     /// Returns the findings of a process; `None` if its run has not been written yet, or if it has no agent.
     pub(crate) fn of(&self, key: ProcessKey) -> Option<ProcessFindings> {
-        lock(&self.0).get(&key).map(|entry| Arc::clone(&entry.findings))
+        self.0.get(&key).map(|entry| Arc::clone(&entry.findings))
+    }
+}
+
+impl LiveFindings {
+    /// Locks the findings for reading those of several processes.
+    pub(crate) fn read(&self) -> FindingsReader<'_> {
+        FindingsReader(lock(&self.0))
+    }
+
+    /// Returns the findings of a process; see [`FindingsReader::of`].
+    pub(crate) fn of(&self, key: ProcessKey) -> Option<ProcessFindings> {
+        self.read().of(key)
     }
 
     /// Replaces the findings of the run's process if their pause is over. Removes them if the process has ended.

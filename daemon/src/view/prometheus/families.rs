@@ -58,15 +58,19 @@ fn push_pair(out: &mut String, name: &str, value: &Label<'_>) {
 #[derive(Debug, Default)]
 pub(crate) struct Series {
     text: String,
-    lines: Vec<Line>,
+    parts: Vec<Part>,
+    /// Number of lines in all parts.
+    lines: usize,
 }
 
+/// Consecutive lines of one family.
 #[derive(Debug)]
-struct Line {
+struct Part {
     family: &'static Family,
-    /// End of the line in the text.
+    lines: usize,
+    /// End of the lines in the text.
     end: usize,
-    /// For a line without its value, which is an age: the time (ns) at which the age was 0.
+    /// For one line without its value, which is an age: the time (ns) at which the age was 0.
     since_ns: Option<u64>,
 }
 
@@ -89,7 +93,24 @@ impl Series {
     /// Writes a series whose value is the time in seconds, at each scrape, since `since_ns`.
     pub(crate) fn add_age(&mut self, family: &'static Family, labels: &Labels, since_ns: u64) {
         self.push_labels(family, labels, None);
-        self.lines.push(Line { family, end: self.text.len(), since_ns: Some(since_ns) });
+        self.end_line(family, Some(since_ns));
+    }
+
+    /// Ends a line, whose text has been written.
+    fn end_line(&mut self, family: &'static Family, since_ns: Option<u64>) {
+        let end = self.text.len();
+        self.lines += 1;
+        match self.parts.last_mut() {
+            Some(last) if std::ptr::eq(last.family, family) && last.since_ns.or(since_ns).is_none() => {
+                (last.lines, last.end) = (last.lines + 1, end);
+            }
+            _ => self.parts.push(Part { family, lines: 1, end, since_ns }),
+        }
+    }
+
+    /// Returns the number of series.
+    pub(crate) fn len(&self) -> usize {
+        self.lines
     }
 
     fn push(
@@ -103,7 +124,7 @@ impl Series {
             self.push_labels(family, labels, own);
             value.push(&mut self.text);
             self.text.push('\n');
-            self.lines.push(Line { family, end: self.text.len(), since_ns: None });
+            self.end_line(family, None);
         }
     }
 
@@ -124,11 +145,17 @@ impl Series {
     /// Drops the room for further series.
     pub(crate) fn shrink(&mut self) {
         self.text.shrink_to_fit();
-        self.lines.shrink_to_fit();
+        self.parts.shrink_to_fit();
     }
 }
 
-/// A line of a scrape, with [`Line::since_ns`].
+/// Returns the first `count` lines of a text.
+fn first_lines(text: &str, count: usize) -> &str {
+    let last = count.checked_sub(1).and_then(|index| text.match_indices('\n').nth(index));
+    last.map_or("", |(end, _)| &text[..=end])
+}
+
+/// Lines of a scrape, with [`Part::since_ns`].
 type Written<'s> = (&'s str, Option<u64>);
 
 /// Bytes of an age, at most.
@@ -152,7 +179,7 @@ impl Families {
 
     /// Adds series. Those beyond the limit are omitted and counted.
     pub(crate) fn add(&mut self, series: Series) {
-        let all = series.lines.len();
+        let all = series.lines;
         let fitting = all.min(self.max_series.saturating_sub(self.count));
         self.omitted += (all - fitting) as u64;
         self.count += fitting;
@@ -161,8 +188,8 @@ impl Families {
 
     /// Adds all series of an owner if `more` further ones fit. Returns whether it did.
     pub(crate) fn add_whole(&mut self, series: &Arc<Series>, more: usize) -> bool {
-        let all = series.lines.len();
-        let fits = self.count.saturating_add(all).saturating_add(more) <= self.max_series;
+        let all = series.lines;
+        let fits = all <= self.room(more);
         if fits {
             self.count += all;
             self.owners.push((Arc::clone(series), all));
@@ -170,24 +197,36 @@ impl Families {
         fits
     }
 
+    /// Returns the number of series that fit if `more` further ones must fit too.
+    pub(crate) fn room(&self, more: usize) -> usize {
+        self.max_series.saturating_sub(self.count).saturating_sub(more)
+    }
+
     /// Returns the text, with room for `more` bytes. `now_ns`: the time from which ages are computed.
     pub(crate) fn text(&self, now_ns: u64, more: usize) -> String {
         let mut families: Vec<(&Family, Vec<Written<'_>>)> = Vec::new();
-        // The family of the next line is mostly that of the last line or one of the next.
+        // The family of the next part is mostly one of those after the last one.
         let (mut last, mut bytes) = (0, more);
         for (series, lines) in &self.owners {
-            let mut start = 0;
-            for line in &series.lines[..*lines] {
+            let (mut start, mut left) = (0, *lines);
+            for part in &series.parts {
+                if left == 0 {
+                    break;
+                }
                 let mut from_last = (last..families.len()).chain(0..last);
-                let known = from_last.find(|&at| std::ptr::eq(families[at].0.name, line.family.name));
+                let known = from_last.find(|&at| std::ptr::eq(families[at].0.name, part.family.name));
                 last = known.unwrap_or_else(|| {
-                    families.push((line.family, Vec::new()));
-                    bytes += 2 * line.family.name.len() + line.family.help.len() + 32;
+                    families.push((part.family, Vec::with_capacity(self.owners.len())));
+                    bytes += 2 * part.family.name.len() + part.family.help.len() + 32;
                     families.len() - 1
                 });
-                families[last].1.push((&series.text[start..line.end], line.since_ns));
-                bytes += line.end - start + line.since_ns.map_or(0, |_| AGE_BYTES);
-                start = line.end;
+                let mut text = &series.text[start..part.end];
+                if part.lines > left {
+                    text = first_lines(text, left);
+                }
+                families[last].1.push((text, part.since_ns));
+                bytes += text.len() + part.since_ns.map_or(0, |_| AGE_BYTES);
+                (start, left) = (part.end, left.saturating_sub(part.lines));
             }
         }
         let mut text = String::with_capacity(bytes);
@@ -197,8 +236,8 @@ impl Families {
             {
                 text.push_str(part);
             }
-            for (line, since_ns) in lines {
-                text.push_str(line);
+            for (lines, since_ns) in lines {
+                text.push_str(lines);
                 if let Some(since_ns) = since_ns {
                     (now_ns.saturating_sub(since_ns) as f64 / 1e9).push(&mut text);
                     text.push('\n');

@@ -58,7 +58,7 @@ fn scrape_as(context: &ViewContext, shown: ViewSettings) -> String {
     devices::collect(&published, &health, &mut devices);
     families.add(devices);
     let processes = ProcessSeries::new(&published, &health, &shown, context.run_writer.findings());
-    let folded = context.rendered.with(|rendered| processes.write(rendered, &mut families));
+    let folded = context.rendered.with(shown.tenants, |rendered| processes.write(rendered, &mut families));
     context.stats.add(Count::SeriesFolded, families.omitted);
     let mut text = families.text(published.now_ns(), OWN_BYTES);
     own::write(context, &health, &published, folded, &mut text);
@@ -83,6 +83,6 @@ pub(super) fn of_processes(published: &Published, health: &Health, shown: &ViewS
     let mut families = Families::new(shown.max_series);
     let findings = Default::default();
     let processes = ProcessSeries::new(published, health, shown, &findings);
-    RenderedProcesses::default().with(|rendered| processes.write(rendered, &mut families));
+    RenderedProcesses::default().with(shown.tenants, |rendered| processes.write(rendered, &mut families));
     families.text(published.now_ns(), 0)
 }

@@ -136,32 +136,35 @@ impl<'a> ProcessSeries<'a> {
         let categories = self.shown.rules.structure.rules.len();
         let present = self.scope.is_present.iter().filter(|is_present| **is_present).count();
         let reserve = 1 + present * (amounts::MAX_SERIES + categories + EXTRA_CATEGORIES + EXTRA_TAGS);
-        let (mut folded, mut rest) = (Folded::default(), Vec::new());
+        let (mut folded, mut rest, live_findings) = (Folded::default(), Vec::new(), self.live.read());
         for process in &live {
             let start_ticks = process.key.start_ticks;
             if start_ticks != 0 && process_age(start_ticks, up) < self.shown.young {
                 folded.young += 1;
             } else {
-                let findings = self.live.of(process.key);
+                let findings = live_findings.of(process.key);
                 let render = |parts: &mut Parts| self.render(process, findings.as_deref(), parts);
-                if out.add_whole(rendered.series(process, &findings, render), reserve) {
+                let series = rendered.series(process, &findings, out.room(reserve), render);
+                if series.is_some_and(|series| out.add_whole(series, reserve)) {
                     continue;
                 }
-                rendered.forget(process.key);
                 folded.room += 1;
             }
-            rest.push((process, self.categories(process)));
+            rest.push(process);
         }
+        drop(live_findings);
+        rest.iter().for_each(|process| rendered.make_categories(process, || self.categories(process)));
+        let categories = rest.iter().map(|process| (&****process, rendered.categories(process.key)));
+        out.add(self.rest(&categories.collect::<Vec<_>>()));
         rendered.keep(&live);
-        out.add(self.rest(&rest));
         folded
     }
 
     /// Returns the series of the process `(other)`: the sums over processes without series of their own.
-    fn rest(&self, processes: &[(&&Arc<ProcessView>, Option<Names<'_>>)]) -> Series {
+    fn rest(&self, processes: &[(&ProcessView, Option<&Names<'static>>)]) -> Series {
         let (mut series, mut sums) = (Series::default(), BTreeMap::<usize, Amounts<'_>>::new());
         for (process, categories) in processes {
-            for (device, _, mut amounts) in self.amounts(process, categories.as_ref()) {
+            for (device, _, mut amounts) in self.amounts(process, *categories) {
                 amounts.fold_tags();
                 sums.entry(device).or_default().add(amounts);
             }

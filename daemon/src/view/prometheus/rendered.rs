@@ -1,5 +1,5 @@
-//! Keeps the series of each process between scrapes. A process that has not changed since the last scrape is not rendered again,
-//! unless the limit of series leaves no room for it.
+//! Keeps the series of each process between scrapes. A process that has not changed since the last scrape is not rendered again.
+//! One for which the limit of series left no room is not rendered until there is room for as many series as it had.
 //! Of a changed one, two parts that take as long as all its numbers are kept: the labels of its identity, which are made from facts
 //! that seldom change, and the categories of its cells, for which many rules are tried.
 
@@ -11,6 +11,10 @@ use gpumem_ledger::{CellView, Facts, ProcessKey, ProcessView};
 use gpumem_report::rules::Groupings;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, TryLockError, Weak};
+use std::time::{Duration, Instant};
+
+/// Time without a scrape of one kind after which its series are dropped.
+const UNUSED: Duration = Duration::from_secs(300);
 
 /// What series of processes depend on besides the process.
 #[derive(Debug)]
@@ -33,14 +37,19 @@ impl Scope {
     }
 }
 
-/// Series of the processes of the last scrape.
+/// Series of the processes of the last scrapes. Scrapes that name processes and those that hide them have series of their own.
 #[derive(Debug, Default)]
-pub struct RenderedProcesses(Mutex<Rendered>);
+pub struct RenderedProcesses([Mutex<Rendered>; 2]);
 
 impl RenderedProcesses {
     /// Passes the kept series to a scrape. A scrape during another one does not wait: it renders all processes.
-    pub(super) fn with<T>(&self, write: impl FnOnce(&mut Rendered) -> T) -> T {
-        match self.0.try_lock() {
+    pub(super) fn with<T>(&self, tenants: Tenants, write: impl FnOnce(&mut Rendered) -> T) -> T {
+        let [named, hidden] = &self.0;
+        let (kept, other) = if tenants == Tenants::Named { (named, hidden) } else { (hidden, named) };
+        if let Ok(mut other) = other.try_lock() {
+            other.drop_unused(UNUSED);
+        }
+        match kept.try_lock() {
             Ok(mut kept) => write(&mut kept),
             Err(TryLockError::Poisoned(kept)) => write(&mut kept.into_inner()),
             Err(TryLockError::WouldBlock) => write(&mut Rendered::default()),
@@ -51,6 +60,8 @@ impl RenderedProcesses {
 #[derive(Debug, Default)]
 pub(super) struct Rendered {
     scope: Option<Arc<Scope>>,
+    /// Time of the last scrape.
+    used: Option<Instant>,
     processes: HashMap<ProcessKey, Process>,
 }
 
@@ -60,6 +71,8 @@ struct Process {
     view: Weak<ProcessView>,
     findings: Option<ProcessFindings>,
     series: Arc<Series>,
+    /// Number of the process's series when the limit last left no room for them.
+    needed: usize,
     parts: Parts,
 }
 
@@ -108,33 +121,60 @@ impl Rendered {
         if !self.scope.as_ref().is_some_and(|known| known.equals(scope)) {
             self.processes.clear();
         }
-        self.scope = Some(Arc::clone(scope));
+        (self.scope, self.used) = (Some(Arc::clone(scope)), Some(Instant::now()));
     }
 
-    /// Returns the series of a process. `render` makes them if the process is new or has changed.
+    /// Drops all series if they have not been used for this time.
+    fn drop_unused(&mut self, time: Duration) {
+        if self.used.is_some_and(|used| used.elapsed() >= time) {
+            *self = Rendered::default();
+        }
+    }
+
+    /// Returns the series of a process if there is `room` for them. `render` makes them if the process is new or has changed.
     pub(super) fn series(
         &mut self,
         view: &Arc<ProcessView>,
         findings: &Option<ProcessFindings>,
+        room: usize,
         render: impl FnOnce(&mut Parts) -> Series,
-    ) -> &Arc<Series> {
+    ) -> Option<&Arc<Series>> {
         let process = self.processes.entry(view.key).or_default();
         let same_findings = match (&process.findings, findings) {
             (Some(known), Some(findings)) => Arc::ptr_eq(known, findings),
             (None, None) => true,
             _ => false,
         };
+        if process.needed > room {
+            return None;
+        }
         if !same_findings || process.view.as_ptr() != Arc::as_ptr(view) {
             let mut series = render(&mut process.parts);
             series.shrink();
             (process.view, process.findings) = (Arc::downgrade(view), findings.clone());
             process.series = Arc::new(series);
         }
-        &process.series
+        process.needed = 0;
+        if process.series.len() > room {
+            let (needed, parts) = (process.series.len(), std::mem::take(&mut process.parts));
+            *process = Process { needed, parts, ..Process::default() };
+            return None;
+        }
+        Some(&process.series)
     }
 
-    pub(super) fn forget(&mut self, key: ProcessKey) {
-        self.processes.remove(&key);
+    /// Makes the categories of a process's cells if the cells have changed; see [`Rendered::categories`].
+    pub(super) fn make_categories<'n>(
+        &mut self,
+        view: &ProcessView,
+        make: impl FnOnce() -> Option<Names<'n>>,
+    ) {
+        self.processes.entry(view.key).or_default().parts.categories(view, make);
+    }
+
+    /// Returns the categories of a process's cells, as made last.
+    pub(super) fn categories(&self, key: ProcessKey) -> Option<&Names<'static>> {
+        self.processes.get(&key)?.parts.categories.as_ref()?.names.as_ref()
     }
 
     /// Drops series of other processes than `live`, which is sorted by start and pid.
@@ -183,7 +223,7 @@ mod tests {
         };
         let live: Vec<&Arc<ProcessView>> = snapshot.processes.iter().collect();
         for process in &live {
-            let series = rendered.series(process, findings, |parts| {
+            let series = rendered.series(process, findings, usize::MAX, |parts| {
                 count(0);
                 let mut series = Series::default();
                 let make = |facts: &Facts| {
@@ -194,7 +234,7 @@ mod tests {
                 series.add(&INFO, parts.identity(process, make), 1_u64);
                 series
             });
-            out += &format!("{series:?}");
+            out += &format!("{:?}", series.expect("room"));
         }
         rendered.keep(&live);
         (out, made.get())
@@ -220,11 +260,51 @@ mod tests {
     fn a_scrape_during_another_one_does_not_wait() {
         let rendered = RenderedProcesses::default();
         let rules = Arc::default();
-        rendered.with(|kept| {
+        rendered.with(Tenants::Named, |kept| {
             kept.set_scope(&scope(0, &rules));
-            rendered.with(|other| assert!(other.scope.is_none()));
+            rendered.with(Tenants::Named, |other| assert!(other.scope.is_none()));
         });
-        rendered.with(|kept| assert!(kept.scope.is_some()));
+        rendered.with(Tenants::Named, |kept| assert!(kept.scope.is_some()));
+    }
+
+    #[test]
+    fn named_and_hidden_scrapes_do_not_drop_each_others_series() {
+        let (mut ledger, rendered, rules) = (Ledger::new(), RenderedProcesses::default(), Arc::default());
+        facts(&mut ledger, 1, "comm=python");
+        let scrape = |tenants: Tenants| {
+            rendered.with(tenants, |kept| {
+                let of_named = Arc::into_inner(scope(0, &rules)).expect("no other owner");
+                kept.set_scope(&Arc::new(Scope { tenants, ..of_named }));
+                written(&ledger, kept, &None).1[0]
+            })
+        };
+        let both = [Tenants::Named, Tenants::Anonymous];
+        assert_eq!((both.map(scrape), both.map(scrape)), ([1, 1], [0, 0]));
+        let [_, hidden] = &rendered.0;
+        hidden.lock().expect("free").drop_unused(Duration::ZERO);
+        assert_eq!(both.map(scrape), [0, 1], "series that nobody reads are dropped");
+    }
+
+    #[test]
+    fn process_beyond_the_limit_is_not_rendered_until_it_may_fit() {
+        let (mut ledger, mut rendered) = (Ledger::new(), Rendered::default());
+        facts(&mut ledger, 1, "comm=python");
+        let mut scrape = |ledger: &Ledger, room: usize, count: u64| {
+            let (view, mut is_made) = (ledger.snapshot().processes[0].clone(), false);
+            let series = rendered.series(&view, &None, room, |_| {
+                is_made = true;
+                let mut series = Series::default();
+                (0..count).for_each(|number| series.add(&INFO, &Labels::new(), number));
+                series
+            });
+            (series.map(|series| series.len()), is_made)
+        };
+        assert_eq!(scrape(&ledger, 2, 3), (None, true));
+        assert_eq!(scrape(&ledger, 2, 3), (None, false));
+        facts(&mut ledger, 1, "slurm_job=42");
+        assert_eq!(scrape(&ledger, 2, 3), (None, false), "also if it has changed");
+        assert_eq!(scrape(&ledger, 3, 2), (Some(2), true));
+        assert_eq!(scrape(&ledger, 2, 2), (Some(2), false));
     }
 
     #[test]
