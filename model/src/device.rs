@@ -5,7 +5,7 @@ use crate::cell::hide_unknown_pool;
 use crate::fields::{fields, plain};
 use crate::gap::UntrackableChange;
 use crate::growth::Growth;
-use crate::iterations::Iterations;
+use crate::iterations::{Iterations, is_zero};
 use crate::moment::Moment;
 use crate::oom::{self, Oom};
 use crate::parameters::Parameters;
@@ -72,6 +72,9 @@ fields! {
         parameters: Parameters            => join Parameters::append, clip keep,             redact clear;
         /// Pools that existed at the last record.
         pools: Vec<Pool>                  => join last,               clip keep,             redact each(Pool::redact);
+        /// Number of CUDA graphs that the agent saw instantiated.
+        #[serde(skip_serializing_if = "is_zero")]
+        graphs: u64                       => join sum,                clip keep,             redact keep;
         /// OOM records by time.
         ooms: Vec<Oom>                    => join oom::join_ooms,         clip within,           redact each(Oom::redact);
         /// Driver faults of the device shortly before the end of the process: time (ns) and Xid (NVIDIA's fault code).
@@ -170,6 +173,10 @@ fields! {
         /// stream.
         #[serde(skip_serializing_if = "Option::is_none")]
         streams: Option<u32>      => redact keep;
+        /// Number of private pools that requested blocks: those of CUDA graphs, and of `torch.cuda.MemPool`; absent if the agent did
+        /// not see the requests. Numbers above 63 count as one pool.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        private_pools: Option<u32> => redact keep;
         /// Reserved and allocated bytes as last reported by the owner (framework pools only).
         own: Option<(u64, u64)>   => redact keep;
         /// Live block bytes according to the owner and to the ledger, when the owner last reported its total.

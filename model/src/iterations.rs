@@ -178,6 +178,6 @@ impl From<Level> for (i64, i64) {
     }
 }
 
-fn is_zero(number: &u64) -> bool {
+pub(crate) fn is_zero(number: &u64) -> bool {
     *number == 0
 }

@@ -306,6 +306,7 @@ impl RunBuilder {
             series: Series::new(self.width_ns),
             details: run::Details {
                 steps: account.steps.to_vec(),
+                graphs: account.graphs,
                 growth: self.ledger.trend(process.key, index).growth(),
                 timeline: self.ledger.timeline(process.key, index),
                 iterations: self.ledger.iterations(process.key, index),

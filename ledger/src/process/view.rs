@@ -55,6 +55,8 @@ pub struct AccountView {
     pub parts: Option<UntrackableParts>,
     /// Changes of the untrackable bytes by time. If there are many, the smallest are merged into one, which comes first.
     pub steps: Arc<[UntrackableChange]>,
+    /// Number of CUDA graphs that were instantiated.
+    pub graphs: u64,
     pub pools: Vec<Pool>,
 }
 
@@ -189,6 +191,7 @@ fn account_view(process: &Process, index: usize) -> AccountView {
         complete: account.complete.clone(),
         parts: account.complete.as_ref().and_then(|sample| sample.parts),
         steps: account.causes.steps(),
+        graphs: account.causes.graphs(),
         pools: holdings
             .pools
             .iter()
@@ -245,6 +248,7 @@ fn pool_view(holdings: &Holdings, pool: &rows::pool::Pool) -> Pool {
         block_bytes: if framework && !pool.opaque { pool.block_bytes } else { pool.used },
         pending_bytes: pool.pending_bytes,
         streams: (pool.streams != 0).then(|| pool.streams.count_ones()),
+        private_pools: (pool.private_pools != 0).then(|| (pool.private_pools >> 1).count_ones()),
         own: pool.reported,
         check: pool.check,
     }

@@ -48,6 +48,8 @@ pub(crate) struct Pool {
     pub check: Option<(u64, u64)>,
     /// Streams whose requests are known: bit N for the stream with number N, the highest bit for all larger numbers.
     pub streams: u64,
+    /// Private pools whose requests are known, in the same way; bit 0 is the default pool.
+    pub private_pools: u64,
     /// Framework pools: reserved and used bytes as their owner last reported them.
     pub reported: Option<(u64, u64)>,
     /// Whether other pools have segments in this pool's blocks.

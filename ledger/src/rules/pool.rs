@@ -268,9 +268,13 @@ impl Holdings {
         // Blocks that a resync restates, or that are older than the agent, were allocated in an earlier phase.
         let is_born = !restated && !stamp.flags.has(Flags::OLDER);
         let (role, list) = if is_born { self.role_at_birth(book, stamp, use_as) } else { (use_as.0, None) };
-        let stream = Request::of(stamp).map(|request| request.stream);
+        let request = Request::of(stamp);
+        let stream = request.map(|request| request.stream);
         let pool = &mut self.pools[index as usize];
-        pool.streams |= stream.map_or(0, |stream| 1 << stream.min(63));
+        if let Some(request) = request {
+            pool.streams |= 1 << request.stream.min(63);
+            pool.private_pools |= 1 << request.pool.min(63);
+        }
         let booked = if pool.backed_bytes == pool.segment_bytes && !self.unseen_segments {
             pool.segment_bytes > 0 // all segments are booked
         } else {

@@ -26,6 +26,8 @@ pub(crate) struct Causes {
     last: Option<Boundary>,
     /// Rounding that the bytes from before the agent already contain.
     predates_rounding: i64,
+    /// Number of CUDA graphs that were instantiated.
+    graphs: u64,
 }
 
 /// Events of one device since the last boundary sample (see mod.rs).
@@ -109,8 +111,14 @@ impl Causes {
         self.steps.all()
     }
 
+    /// Returns the number of CUDA graphs that were instantiated. Steps name a graph only if a sample shows its memory.
+    pub fn graphs(&self) -> u64 {
+        self.graphs
+    }
+
     /// Queues an event that may change the untrackable bytes, until the next boundary.
     pub fn note_event(&mut self, event: Event) {
+        self.graphs += u64::from(event.what == What::Other(Cause::GraphInstantiated));
         let folded = self.since_boundary.events.push(event);
         if !folded.is_empty() {
             self.contexts.pass(&folded, self.since_boundary.threads);

@@ -255,6 +255,21 @@ fn what_has_no_model_names_the_step_and_gets_nothing() {
 }
 
 #[test]
+fn graphs_are_counted_without_a_sample() {
+    let mut s = Gap::new();
+    s.context(100, "", 1);
+    let graphs = |s: &Gap| s.0.account().graphs;
+    assert_eq!(graphs(&s), 0);
+    s.event(300, "capture", 1, DriverEventKind::GraphInstantiated, 0, 0);
+    s.event(310, "capture", 1, DriverEventKind::GraphInstantiated, 0, 0);
+    s.event(320, "", 1, DriverEventKind::GraphDestroyed, 0, 0);
+    assert_eq!(graphs(&s), 2);
+    s.0.stamp.flags = Flags::RESTATED;
+    s.event(400, "capture", 1, DriverEventKind::GraphInstantiated, 0, 0);
+    assert_eq!(graphs(&s), 2, "a resync repeats it");
+}
+
+#[test]
 fn rounding_is_no_step() {
     check_gap(
         |s| {

@@ -497,6 +497,25 @@ fn pool_check_keeps_both_totals() {
 }
 
 #[test]
+fn pool_has_the_number_of_streams_and_private_pools_of_its_requests() {
+    let counts = |requests: &[(u32, u32)]| {
+        let mut s = Script::new();
+        with_segment(&mut s);
+        for (number, (stream, private_pool)) in (0..).zip(requests) {
+            (s.stamp.flags, s.stamp.context) = (Flags::REQUEST, stream | private_pool << 16);
+            s.block(0x1000 + number * 32, 32, 3);
+            (s.stamp.flags, s.stamp.context) = (Flags::default(), 0);
+        }
+        let pool = s.account().pools.remove(0);
+        (pool.streams, pool.private_pools)
+    };
+    assert_eq!(counts(&[]), (None, None));
+    assert_eq!(counts(&[(0, 0)]), (Some(1), Some(0)));
+    assert_eq!(counts(&[(0, 0), (1, 1), (1, 2), (1, 2)]), (Some(2), Some(2)));
+    assert_eq!(counts(&[(1, 1)]), (Some(1), Some(1)), "nothing of the default pool");
+}
+
+#[test]
 fn pool_tells_what_waits_for_a_stream_and_what_its_owner_says() {
     let mut s = Script::new();
     with_segment(&mut s);

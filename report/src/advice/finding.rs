@@ -221,7 +221,10 @@ fn pool(run: &Run, device: &Device, oom: Option<&Oom>, finding: &Finding) -> Vec
     let is_apart = oom
         .and_then(|oom| oom.largest_idle_bytes.map(|largest| largest >= oom.asked_bytes))
         .unwrap_or_default();
-    let graphs = findings::has_graphs(device).then(|| {
+    // Graphs of one pool share what it caches.
+    let private_pools = device.details.pools.iter().filter_map(|pool| pool.private_pools).max();
+    let has_several_pools = private_pools.is_none_or(|count| count > 1);
+    let graphs = (findings::has_graphs(device) && has_several_pools).then(|| {
         let change = "Capture the CUDA graphs into one pool: torch.cuda.graph(graph, pool=first.pool())";
         let item = Item::new(Kind::GraphPools, Memory::Cached, device, change);
         item.estimated(most, "at most the unused bytes; each private pool keeps its own")

@@ -347,6 +347,20 @@ fn streams_are_advised_unless_there_is_only_one() {
 }
 
 #[test]
+fn graphs_with_one_pool_need_no_other() {
+    let mut run = fragmented(&[]);
+    let graphs = |run: &Run| of_kind(run, Kind::GraphPools).is_some();
+    run.devices[0].details.pools = vec![Pool { private_pools: Some(11), ..Pool::default() }];
+    assert!(!graphs(&run), "pools of torch.cuda.MemPool");
+    run.devices[0].details.graphs = 11;
+    assert!(graphs(&run));
+    run.devices[0].details.pools[0].private_pools = Some(1);
+    assert!(!graphs(&run), "the change is in force");
+    run.devices[0].details.pools[0].private_pools = None;
+    assert!(graphs(&run), "unknown");
+}
+
+#[test]
 fn checkpointing_has_the_share_of_the_forward_pass_that_runs_twice() {
     let mut held = vec![
         (Role::Activation, "Net/blocks.0/up", 4),

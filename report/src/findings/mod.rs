@@ -162,13 +162,13 @@ fn unused_pool(report: &Report<'_>, device: &Device) -> Option<Finding> {
     Some(Finding { severity: Severity::Warning, confidence: Some(growth.confidence), what, ..note })
 }
 
-/// Returns whether the program has captured CUDA graphs on a device.
+/// Returns whether the program has captured CUDA graphs on a device. Runs of earlier versions have no number of graphs.
 pub(crate) fn has_graphs(device: &Device) -> bool {
     let captured = Cause::GraphInstantiated.name();
     let causes = |step: &UntrackableChange| {
         step.also.iter().chain([&step.cause]).any(|cause| Some(cause.as_str()) == captured)
     };
-    device.details.steps.iter().any(causes)
+    device.details.graphs > 0 || device.details.steps.iter().any(causes)
 }
 
 fn untrackable(report: &Report<'_>, device: &Device) -> Option<Finding> {

@@ -301,6 +301,7 @@ fn pool() -> impl Strategy<Value = Pool> {
             block_bytes: numbers[3],
             pending_bytes: numbers[4],
             streams: parent.map(|parent| parent as u32),
+            private_pools: own.map(|(reserved, _)| reserved as u32),
             own,
             check,
         },
@@ -425,6 +426,7 @@ fn device(cells: usize) -> impl Strategy<Value = Device> {
                 blocks: Default::default(), // not stored
                 accounted_peak_bytes,
                 steps,
+                graphs: accounted_peak_bytes.unwrap_or(0),
                 growth,
                 timeline,
                 iterations,
