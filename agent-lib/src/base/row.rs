@@ -78,6 +78,15 @@ impl RowExtra {
     /// Additional data of a new handle or import: one reference.
     pub(crate) const REFERENCED: RowExtra = RowExtra::from_words([0, 1, 0]);
 
+    /// Returns the role and the phase that retags have set.
+    pub(crate) fn later_use(&self) -> (Role, Phase) {
+        use_of(if self.is_retagged() { self.use_as } else { 0 })
+    }
+
+    pub(crate) fn is_retagged(&self) -> bool {
+        self.flags & RowExtra::RETAGGED != 0
+    }
+
     pub(crate) fn words(self) -> [u64; 3] {
         let first = u64::from(self.first_tag) | u64::from(self.use_as) << 32 | u64::from(self.flags) << 40;
         [first, u64::from(self.references) | u64::from(self.mappings) << 32, self.backing]
@@ -108,24 +117,19 @@ impl RowCopy {
         self.row[0]
     }
 
-    /// Returns the role and the phase with which a block was recorded.
-    pub(crate) fn first_use(&self) -> (Role, Phase) {
-        use_of(if kind_of(&self.row) == kind::BLOCK_ALLOC { (self.row[7] >> 56) as u8 } else { 0 })
-    }
-
     /// Returns the role and the phase that retags have set.
     pub(crate) fn later_use(&self) -> (Role, Phase) {
-        use_of(if self.is_retagged() { self.beside.use_as } else { 0 })
+        self.beside.later_use()
     }
 
     pub(crate) fn use_as(&self) -> (Role, Phase) {
-        let (first, later) = (self.first_use(), self.later_use());
+        let (first, later) = (first_use(self.row[7]), self.later_use());
         let role = if later.0 == Role::Unknown { first.0 } else { later.0 };
         (role, if later.1 == Phase::Unknown { first.1 } else { later.1 })
     }
 
     pub(crate) fn is_retagged(&self) -> bool {
-        self.beside.flags & RowExtra::RETAGGED != 0
+        self.beside.is_retagged()
     }
 
     pub(crate) fn is_pending(&self) -> bool {
@@ -141,6 +145,11 @@ impl RowCopy {
     pub(crate) fn retag(&self, use_as: (Role, Phase)) -> Body<'static> {
         Body::Retag { address: self.row[2], block_seq: self.seq(), pool: self.pool(), use_as }
     }
+}
+
+/// Returns the role and the phase with which a block was recorded. `codes` is word 7 of the row.
+pub(crate) fn first_use(codes: u64) -> (Role, Phase) {
+    use_of(if (codes >> 32) as u8 == kind::BLOCK_ALLOC { (codes >> 56) as u8 } else { 0 })
 }
 
 fn use_of(byte: u8) -> (Role, Phase) {

@@ -8,10 +8,11 @@ use crate::base::row::{
     Key, RowCopy, RowExtra, context_of, device_of, key_of, kind, kind_of, memory_of, pool_owner,
 };
 use crate::driver::core::Core;
+use crate::record::live::FoundRow;
 use crate::record::recorder::RecordContext;
 use crate::threads::{Call, Thread};
 use cupti_sys::CUDA_ERROR_DEINITIALIZED;
-use gpumem_wire::{Body, DestroyScope, ImportSource, MemoryKind, PoolOwner, Reading};
+use gpumem_wire::{Body, DestroyScope, ImportSource, MemoryKind, Phase, PoolOwner, Reading, Role};
 use std::sync::atomic::Ordering::*;
 
 /// Returns the duration of a call from its begin to the time of its record, in microseconds, rounded up; `u32::MAX` if the begin
@@ -190,18 +191,46 @@ impl Core {
         POOL_IDS | (self.pools_made.fetch_add(1, Relaxed) + 1)
     }
 
-    /// Records that existing memory gets another name, role or phase, and updates the row of `key`.
-    pub(crate) fn record_retag(&self, thread: &Thread, key: Key, body: Body<'_>, tag: u32) {
-        self.recorder.record(thread, RecordContext::tagged(tag), body, |recorder, row| {
-            let use_as = (row[7] >> 56) as u8;
+    /// Records that the allocation or block of `key` gets another name, role or phase, and updates its row `found`. Tag 0 keeps
+    /// the present one.
+    #[inline(always)]
+    pub(crate) fn record_retag(
+        &self,
+        thread: &Thread,
+        key: Key,
+        found: Option<FoundRow>,
+        use_as: (Role, Phase),
+        tag: u32,
+    ) {
+        let (pool, address) = match key {
+            Key::Block(pool, address) => (pool, address),
+            Key::Allocation(address) => (0, address),
+            _ => return,
+        };
+        self.record_retag_at(thread, pool, address, found, use_as, tag);
+    }
+
+    #[inline(never)]
+    fn record_retag_at(
+        &self,
+        thread: &Thread,
+        pool: u64,
+        address: u64,
+        found: Option<FoundRow>,
+        use_as: (Role, Phase),
+        tag: u32,
+    ) {
+        let block_seq = found.map_or(0, |found| found.seq);
+        let body = Body::Retag { address, block_seq, pool, use_as };
+        self.recorder.record(thread, RecordContext::tagged(tag), body, |recorder, _| {
+            let Some(found) = found else { return };
             // Word 5 contains tag and stack; the tag is its low half.
-            recorder.live.update(key, 5, |word, beside| {
+            recorder.live.update_found(&found, 5, |word, beside| {
                 if beside.flags & RowExtra::RETAGGED == 0 {
                     beside.first_tag = word as u32;
                     beside.flags |= RowExtra::RETAGGED;
                 }
-                let (role, phase) = (use_as & 15, use_as >> 4);
-                let old = beside.use_as;
+                let (role, phase, old) = (use_as.0.to_code(), use_as.1.to_code(), beside.use_as);
                 let role = if role == 0 { old & 15 } else { role };
                 let phase = if phase == 0 { old >> 4 } else { phase };
                 beside.use_as = role | phase << 4;

@@ -90,8 +90,9 @@ struct RunningNode {
     outer_accumulating: u64,
 }
 
-impl Drop for RunningNode {
-    fn drop(&mut self) {
+impl RunningNode {
+    #[inline(always)]
+    fn end(&self) {
         let mine = &self.thread.autograd;
         mine.running.store(self.outer, Relaxed);
         mine.scope.store(self.outer_scope, Relaxed);
@@ -99,9 +100,24 @@ impl Drop for RunningNode {
         let accumulated = mine.accumulating.load(Relaxed);
         mine.accumulating.store(self.outer_accumulating, Relaxed);
         if accumulated != 0 {
-            // The engine keeps the node alive until its call has returned or was left by an exception.
-            guard::guard((), |core, thread| core.record_gradient(thread, accumulated));
+            accumulated_in(accumulated);
         }
+    }
+}
+
+/// Records the gradient of a node that has ended. The engine keeps the node alive until its call has returned or was left by an
+/// exception.
+#[inline(never)]
+fn accumulated_in(node: u64) {
+    guard::guard((), |core, thread| core.record_gradient(thread, node));
+}
+
+/// Ends the node if an exception has left it.
+impl Drop for RunningNode {
+    #[cold]
+    #[inline(never)]
+    fn drop(&mut self) {
+        self.end();
     }
 }
 
@@ -145,7 +161,7 @@ unsafe extern "C-unwind" fn evaluate(
     inputs: *mut c_void,
     queue: *mut c_void,
 ) {
-    let _running = guard::guard(None, |_, thread| {
+    let running = guard::guard(None, |_, thread| {
         fault_injection::at("torch.evaluate");
         Some(enter(thread, node))
     });
@@ -153,6 +169,10 @@ unsafe extern "C-unwind" fn evaluate(
     unsafe {
         let next: Evaluate = std::mem::transmute(next(NEXT));
         next(engine, task, node, inputs, queue);
+    }
+    if let Some(running) = running {
+        running.end();
+        std::mem::forget(running);
     }
 }
 

@@ -22,10 +22,11 @@
 //! The agent looks for the gradient when the node ends, allocates or runs out of memory: hooks of the leaf run inside of the
 //! node.
 
-use crate::base::row::{Key, RowCopy};
+use crate::base::row::{Key, first_use};
 use crate::driver::core::Core;
 use crate::naming::python;
 use crate::naming::python::memory::{Careful, Memory, Plain, Pointer};
+use crate::record::live::FoundRow;
 use crate::threads::Thread;
 use gpumem_wire::{Phase, Role};
 use std::sync::atomic::{AtomicU64, Ordering::*};
@@ -123,25 +124,25 @@ fn find_path(memory: &impl Memory, header: u16, examples: &[Example]) -> Option<
     Some((classes[0], [leaf, meta, gradient, storage, data]))
 }
 
-/// Steps of the diagram in the module's docs from a node to the memory of its gradient, and to that of its leaf.
-const TO_GRADIENT: &[u32] = &[0, 1, 2, 3, 4];
-const TO_LEAF: &[u32] = &[0, 3, 4];
-
-/// Returns the address to which `steps` (arrows of the diagram) lead from a node; `None` while a word on the way is 0.
-fn follow(memory: &impl Memory, node: u64, steps: &[u32]) -> Option<u64> {
+/// Returns the addresses of the memory of a node's gradient and of its leaf, by the arrows of the diagram in the module's docs. Each is
+/// `None` while a word on the way is 0.
+#[inline(always)]
+fn follow(memory: &impl Memory, node: u64) -> (Option<u64>, Option<u64>) {
     let path = PATH.load(Relaxed);
-    let offset = |step: u32| (path >> ((4 - step) * BITS) & ((1 << BITS) - 1)) as u16;
-    steps.iter().try_fold(node, |at, &step| word(memory, at, offset(step)))
+    let step =
+        |at: u64, step: u32| word(memory, at, (path >> ((4 - step) * BITS) & ((1 << BITS) - 1)) as u16);
+    let memory_of = |tensor: u64| step(step(tensor, 3)?, 4);
+    let Some(leaf) = step(node, 0) else { return (None, None) };
+    let gradient = step(leaf, 1).and_then(|meta| step(meta, 2));
+    (gradient.and_then(memory_of), memory_of(leaf))
 }
 
-/// Returns the tag of a parameter, for its gradient; 0 if the agent's Python code has not named the parameter. Also returns 0 if
-/// the gradient's memory is larger than the parameter's: it may hold gradients of other parameters, too. For parameters of
-/// `SPLIT_ABOVE` bytes or more, a difference up to `SPLIT_ABOVE` is allowed.
-fn name_of_gradient(parameter: &RowCopy, gradient: &RowCopy) -> u32 {
-    let is_named = parameter.later_use().0 == Role::Parameter;
-    let (bytes, own) = (gradient.row[3], parameter.row[3]);
+/// Whether a gradient in a block of `bytes` gets the name of its leaf, a block of `own` bytes to which Python code has given `role`.
+/// Not if that code has not named the leaf as a parameter, or if the gradient's block is larger: it may hold gradients of other
+/// parameters, too. For parameters of `SPLIT_ABOVE` bytes or more, a difference up to `SPLIT_ABOVE` is allowed.
+fn gets_name(role: Role, own: u64, bytes: u64) -> bool {
     let unused = if own < SPLIT_ABOVE { 0 } else { SPLIT_ABOVE };
-    if is_named && bytes <= own + unused { parameter.row[5] as u32 } else { 0 }
+    role == Role::Parameter && bytes <= own + unused
 }
 
 impl Core {
@@ -151,31 +152,44 @@ impl Core {
     pub(crate) fn record_gradient(&self, thread: &Thread, accumulating: u64) {
         // SAFETY: calibration proved the layout, and the node holds the objects that are read (see the module's docs).
         let memory = unsafe { Plain::new() };
-        let node = accumulating & !NESTED;
-        let Some(address) = follow(&memory, node, TO_GRADIENT) else { return };
-        let Some((key, row)) = self.row_of_tensor(address) else { return };
-        if !matches!(row.use_as().0, Role::Unknown | Role::Temporary) {
+        let (Some(gradient), leaf) = follow(&memory, accumulating & !NESTED) else { return };
+        let Some((key, row)) = self.row_of_tensor(gradient) else { return };
+        let live = &self.recorder.live;
+        let role = match live.extra(&row).later_use().0 {
+            Role::Unknown => first_use(row.word(7)).0,
+            role => role,
+        };
+        if !matches!(role, Role::Unknown | Role::Temporary) {
             return;
         }
-        let leaf = follow(&memory, node, TO_LEAF).and_then(|address| self.row_of_tensor(address));
-        let born = leaf.map_or(Phase::Unknown, |(_, leaf)| leaf.first_use().1);
+        let leaf = leaf.and_then(|address| self.row_of_tensor(address)).map(|(_, leaf)| leaf);
+        let born = leaf.map_or(Phase::Unknown, |leaf| first_use(leaf.word(7)).1);
         if accumulating & NESTED != 0 && matches!(born, Phase::Forward | Phase::Backward) {
             return;
         }
-        // If a module was moved since the parameters were named, the parameter's row has an outdated name. Then the gradient
-        // keeps the name with which its block was recorded.
-        let leaf = leaf.filter(|_| python::MODULES.has_current_parameters());
-        let tag = leaf.map_or(0, |(_, leaf)| name_of_gradient(&leaf, &row));
-        self.record_retag(thread, key, row.retag((Role::Gradient, Phase::Unknown)), tag);
+        // The gradient has the name of its parameter if Python code has named that. If a module was moved since, the parameter's
+        // row has an outdated name. Then the gradient keeps the name with which its block was recorded.
+        let is_named = |leaf: &FoundRow| {
+            python::MODULES.has_current_parameters()
+                && gets_name(live.extra(leaf).later_use().0, leaf.word(3), row.word(3))
+        };
+        let tag = leaf.filter(is_named).map_or(0, |leaf| leaf.word(5) as u32);
+        self.record_retag(thread, key, Some(row), (Role::Gradient, Phase::Unknown), tag);
     }
 
     /// Returns the key and the row of the block or allocation that begins at an address.
-    fn row_of_tensor(&self, address: u64) -> Option<(Key, RowCopy)> {
+    #[inline(always)]
+    fn row_of_tensor(&self, address: u64) -> Option<(Key, FoundRow)> {
+        for pool in self.torch.pools() {
+            let key = Key::Block(pool.id, address);
+            if let Some(found) = self.recorder.live.find_row(key) {
+                return Some((key, found));
+            }
+        }
         // Without a caching allocator, each tensor is a separate allocation.
         let is_separate = self.torch.single_tensors.load(Relaxed) != 0;
-        let separate = is_separate.then_some(Key::Allocation(address));
-        let blocks = self.torch.pools().map(|pool| Key::Block(pool.id, address));
-        blocks.chain(separate).find_map(|key| Some((key, self.recorder.live.get(key)?)))
+        let key = Key::Allocation(address);
+        is_separate.then(|| self.recorder.live.find_row(key).map(|found| (key, found))).flatten()
     }
 
     /// Calls `record_gradient` for the node that the thread still runs, if that node accumulates a gradient.
@@ -191,7 +205,6 @@ impl Core {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::row::RowExtra;
     use crate::naming::gradient;
 
     const CLASS: u64 = 0x7f00_0000_1000;
@@ -246,11 +259,10 @@ mod tests {
                 assert_eq!(found, Some((CLASS, offsets.map(|offset| offset as u16))));
                 assert!(gradient::calibrate(&examples));
                 for (image, at) in images.iter().zip([0x10_0000, 0x20_0000]) {
-                    assert_eq!(follow(&memory, image.node, TO_GRADIENT), Some(at));
-                    assert_eq!(follow(&memory, image.node, TO_LEAF), Some(at + 1));
+                    assert_eq!(follow(&memory, image.node), (Some(at), Some(at + 1)));
                     // SAFETY: the word belongs to the image.
                     unsafe { *image.leaf_meta.add(offsets[2]) = 0 };
-                    assert_eq!(follow(&memory, image.node, TO_GRADIENT), None, "no gradient so far");
+                    assert_eq!(follow(&memory, image.node), (None, Some(at + 1)), "no gradient so far");
                 }
             }
         }
@@ -258,25 +270,13 @@ mod tests {
 
     #[test]
     fn gradient_has_the_name_of_its_parameter_if_it_may_be_that_alone() {
-        let row = |bytes: u64, tag: u64| {
-            let beside = RowExtra {
-                use_as: Role::Parameter.to_code(),
-                flags: RowExtra::RETAGGED,
-                ..RowExtra::default()
-            };
-            RowCopy { row: [1, 0, 0x1000, bytes, 0, 5 << 32 | tag, 0, 0], beside }
-        };
         let large = 8 << 20;
-        assert_eq!(name_of_gradient(&row(1024, 7), &row(1024, 9)), 7);
-        assert_eq!(name_of_gradient(&row(1024, 7), &row(1536, 9)), 0, "of several");
-        assert_eq!(name_of_gradient(&row(large, 7), &row(large + (1 << 20), 9)), 7, "not split off");
-        assert_eq!(name_of_gradient(&row(large, 7), &row(large + (2 << 20), 9)), 0);
-        let mut unnamed = row(1024, 7);
-        unnamed.beside.flags = 0;
-        assert_eq!(name_of_gradient(&unnamed, &row(1024, 9)), 0, "no sweep has seen the parameter");
-        let mut other = row(1024, 7);
-        other.beside.use_as = Role::Buffer.to_code();
-        assert_eq!(name_of_gradient(&other, &row(1024, 9)), 0);
+        assert!(gets_name(Role::Parameter, 1024, 1024));
+        assert!(!gets_name(Role::Parameter, 1024, 1536), "of several");
+        assert!(gets_name(Role::Parameter, large, large + (1 << 20)), "not split off");
+        assert!(!gets_name(Role::Parameter, large, large + (2 << 20)));
+        assert!(!gets_name(Role::Unknown, 1024, 1024), "no sweep has seen the parameter");
+        assert!(!gets_name(Role::Buffer, 1024, 1024));
     }
 
     #[test]

@@ -31,7 +31,7 @@ impl Core {
     /// Returns the name for memory that the calling thread allocates now. The autograd node made last on it gets the name, too.
     #[inline(always)]
     pub fn named(&self, thread: &Thread) -> AllocationName {
-        let mut frames = python::name(self).unwrap_or_default();
+        let mut frames = python::name().unwrap_or_default();
         if self.settings.layers.lines && frames.tag != 0 {
             frames.tag = self.with_line(frames.tag);
         }

@@ -4,9 +4,10 @@
 //! finds the function in the file's symbols and sends it as a tag, if the allocation still exists and has no tag.
 
 use super::{modules, symbols};
-use crate::base::row::{Key, RowCopy};
+use crate::base::row::Key;
 use crate::driver::core::Core;
 use crate::record::high_water;
+use crate::record::live::FoundRow;
 use crate::threads::Thread;
 use gpumem_wire::MAX_TAG_BYTES;
 use std::collections::HashMap;
@@ -91,12 +92,12 @@ impl Sites {
             COUNT.fetch_sub(1, Relaxed);
             let tag = self.tag(core, site);
             let key = Key::Allocation(address);
-            let is_unnamed = |row: &RowCopy| row.seq() == seq && row.row[5] as u32 == 0;
+            let is_unnamed = |found: &FoundRow| found.seq == seq && found.word(5) as u32 == 0;
             if tag != 0
-                && let Some(row) = core.recorder.live.get(key).filter(is_unnamed)
+                && let Some(found) = core.recorder.live.find_row(key).filter(is_unnamed)
             {
                 // The sender is not in a callback, so it marks itself as inside of the agent while it makes the record.
-                thread.inside(|| core.record_retag(thread, key, row.retag(Default::default()), tag));
+                thread.inside(|| core.record_retag(thread, key, Some(found), Default::default(), tag));
             }
         }
     }

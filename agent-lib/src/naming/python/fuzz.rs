@@ -203,10 +203,10 @@ fn tables() -> Tables {
 
 impl Tables {
     fn find(&self, image: &Image, layout: &Layout) -> Option<AllocationName> {
-        let reader = &Reader { memory: image, layout, types: &TYPES };
+        let reader = Reader { memory: image, layout, types: &TYPES };
         let known = NameSearch { reader, codes: &self.codes, modules: &self.modules, names: &self.names };
         image.reads.set(0);
-        let found = known.find(STATE);
+        let found = known.reader.innermost(STATE).and_then(|innermost| known.find(STATE, innermost));
         // Two words for each frame. For one with a meaning also the variable, its type, a cell, and the bases of its type.
         assert!(image.reads.get() <= 2 * MAX_FRAMES * (8 + 64), "{} reads", image.reads.get());
         found

@@ -10,14 +10,35 @@ use crate::naming::python::walk::Reader;
 use std::ffi::{CStr, c_char, c_int, c_void};
 
 /// The functions and offsets of the interpreter that the walk of frames uses. Never freed.
-#[repr(C, align(64))]
 pub(crate) struct Interpreter {
-    /// PyGILState_GetThisThreadState: returns the calling thread's state, also without the GIL.
-    pub state: unsafe extern "C" fn() -> *mut c_void,
-    /// Py_IsInitialized: 0 as soon as the interpreter begins to destroy the states of other threads.
-    pub running: unsafe extern "C" fn() -> c_int,
+    pub functions: Functions,
     pub layout: Layout,
     pub types: Types,
+}
+
+/// Functions of the C API, which may be called at any time and without the GIL.
+#[derive(Clone, Copy)]
+pub(crate) struct Functions {
+    /// PyGILState_GetThisThreadState: returns the calling thread's state.
+    state: unsafe extern "C" fn() -> *mut c_void,
+    /// Py_IsInitialized: 0 as soon as the interpreter begins to destroy the states of other threads.
+    running: unsafe extern "C" fn() -> c_int,
+}
+
+impl Functions {
+    #[inline(always)]
+    pub(crate) fn is_running(&self) -> bool {
+        // SAFETY: may be called at any time.
+        unsafe { (self.running)() != 0 }
+    }
+
+    /// Returns the address of the calling thread's Python state, if it has one.
+    #[inline(always)]
+    pub(crate) fn state(&self) -> Option<u64> {
+        // SAFETY: as above.
+        let state = unsafe { (self.state)() } as u64;
+        (state != 0).then_some(state)
+    }
 }
 
 /// Returns the address of a global symbol of the program and its libraries, as extension modules find it.
@@ -57,7 +78,7 @@ pub(crate) fn find(careful: &Careful) -> Result<Interpreter, String> {
             std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> c_int>(running),
         )
     };
-    Ok(Interpreter { layout, state, running, types })
+    Ok(Interpreter { functions: Functions { state, running }, layout, types })
 }
 
 /// Maximum number of frames to compare.

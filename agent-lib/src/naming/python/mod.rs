@@ -19,15 +19,15 @@ use crate::driver::core::Core;
 use crate::record::status;
 use codes::{CodeKind, Codes};
 use gpumem_wire::{Layer, LayerState};
-use interpreter::{Interpreter, PythonFrames};
+use interpreter::{Functions, Interpreter, PythonFrames};
 use lines::Lines;
-use memory::{Careful, Plain};
+use memory::{Careful, Plain, Pointer};
 use modules::Modules;
 use std::sync::atomic::{AtomicPtr, Ordering::*};
 use text::{Separators, TextBuffer};
 use walk::{NameSearch, Reader};
 
-/// The interpreter whose frames are read; null while no frames are read.
+/// The [`Armed`] interpreter whose frames are read; null while no frames are read.
 const ARMED: &AtomicPtr<()> = &HOT_WORDS.interpreter;
 /// Meanings of code objects, registered by Python with gpumem_code.
 pub(crate) static CODES: Codes = Codes::new();
@@ -41,47 +41,53 @@ pub(crate) static MODULES: Modules = Modules::new();
 /// Returns the name from the calling thread's Python frames; `None` if no frame runs a registered code object. The tag is 0 if
 /// only the phase or the role is known.
 #[inline(always)]
-pub(crate) fn name(core: &Core) -> Option<AllocationName> {
-    armed()?;
-    find_name(core)
+pub(crate) fn name() -> Option<AllocationName> {
+    let armed = armed()?;
+    let state = armed.state()?;
+    // Threads of the backward pass run no Python code.
+    let innermost = armed.search.reader.innermost(state)?;
+    find_name(&armed.search, state, innermost)
 }
 
-/// Returns the interpreter that [`prove`] accepted.
+/// An interpreter that [`prove`] has accepted: what the name of an allocation needs, in one cache line.
+#[repr(align(64))]
+struct Armed {
+    functions: Functions,
+    search: NameSearch<'static, Plain>,
+}
+const _: () = assert!(size_of::<Armed>() == 64);
+
+impl Armed {
+    /// Returns the address of the calling thread's Python state, if it has one. An interpreter that ends frees the states of
+    /// threads that still run, so from then on nothing is read. A new interpreter has to call `prove` again.
+    #[inline(always)]
+    fn state(&self) -> Option<u64> {
+        if !self.functions.is_running() {
+            ARMED.store(std::ptr::null_mut(), Relaxed);
+            return None;
+        }
+        self.functions.state()
+    }
+}
+
+/// Returns the interpreter whose frames are read.
 #[inline(always)]
-fn armed() -> Option<&'static Interpreter> {
+fn armed() -> Option<&'static Armed> {
     // SAFETY: null, or leaked by `prove`.
-    unsafe { ARMED.load(Acquire).cast::<Interpreter>().as_ref() }
+    unsafe { ARMED.load(Acquire).cast::<Armed>().as_ref() }
 }
 
 #[inline(never)]
-fn find_name(core: &Core) -> Option<AllocationName> {
-    in_frames(|reader, state| {
-        NameSearch { reader, codes: &CODES, modules: &MODULES, names: &core.recorder.names }.find(state)
-    })?
+fn find_name(search: &NameSearch<'static, Plain>, state: u64, innermost: Pointer) -> Option<AllocationName> {
+    search.find(state, innermost)
 }
 
 /// Runs `work` with a reader and the address of the calling thread's Python state; `None` if the thread has no state.
 #[inline(always)]
 fn in_frames<T>(work: impl FnOnce(&Reader<'_, Plain>, u64) -> T) -> Option<T> {
-    let interpreter = armed()?;
-    let state = state(interpreter)?;
-    // SAFETY: the layout was proved in this process; the state is the calling thread's own.
-    let memory = unsafe { Plain::new() };
-    Some(work(&Reader { memory: &memory, layout: &interpreter.layout, types: &interpreter.types }, state))
-}
-
-/// Returns the address of the calling thread's Python state, if it has one. An interpreter that ends frees the states of
-/// threads that still run, so from then on nothing is read. A new interpreter has to call `prove` again.
-#[inline(always)]
-fn state(interpreter: &Interpreter) -> Option<u64> {
-    // SAFETY: a function of the C API that may be called at any time.
-    if unsafe { (interpreter.running)() } == 0 {
-        ARMED.store(std::ptr::null_mut(), Relaxed);
-        return None;
-    }
-    // SAFETY: as above.
-    let state = unsafe { (interpreter.state)() } as u64;
-    (state != 0).then_some(state)
+    let armed = armed()?;
+    let state = armed.state()?;
+    Some(work(&armed.search.reader, state))
 }
 
 /// Returns the tag of the program's line that the calling thread executes, for untagged memory; 0 without such a line.
@@ -121,9 +127,10 @@ pub(crate) fn stack_text(separators: Separators, out: &mut [u8]) -> usize {
 pub(crate) fn stack_of_backward(separators: Separators, out: &mut [u8]) -> usize {
     let mut out = TextBuffer::new(out);
     let mut write = || {
-        let interpreter = armed()?;
-        let (own, memory) = (state(interpreter)?, Careful::new()?);
-        let reader = Reader { memory: &memory, layout: &interpreter.layout, types: &interpreter.types };
+        let armed = armed()?;
+        let (own, memory) = (armed.state()?, Careful::new()?);
+        let Reader { layout, types, .. } = armed.search.reader;
+        let reader = Reader { memory: &memory, layout, types };
         let mut waiting = reader.states(own).filter(|state| reader.waits_for_backward(*state));
         let found = waiting.next().filter(|_| waiting.next().is_none())?;
         reader.write_stack(found, separators, &mut out);
@@ -175,7 +182,7 @@ const OFF: &str = "GPUMEM_FRAMES=0";
 
 /// Compares the calling thread's frames with Python's own list. If they are equal, frames are read from now on; an error is
 /// the reason why not. Must run on a thread that holds the interpreter's lock, or held it until this call.
-pub(crate) fn prove(core: &Core, python: PythonFrames<'_>) -> Result<(), String> {
+pub(crate) fn prove(core: &'static Core, python: PythonFrames<'_>) -> Result<(), String> {
     if !core.settings.layers.frames {
         return Err(OFF.to_owned());
     }
@@ -184,8 +191,7 @@ pub(crate) fn prove(core: &Core, python: PythonFrames<'_>) -> Result<(), String>
     let (state, reason, armed) = match &proved {
         Ok(interpreter) => {
             let (major, minor) = interpreter.layout.version;
-            let armed = std::ptr::from_ref(*interpreter).cast_mut().cast();
-            (LayerState::Active, &format!("CPython {major}.{minor}"), armed)
+            (LayerState::Active, &format!("CPython {major}.{minor}"), arm(core, interpreter))
         }
         Err(reason) => (LayerState::Failed, reason, std::ptr::null_mut()),
     };
@@ -194,10 +200,20 @@ pub(crate) fn prove(core: &Core, python: PythonFrames<'_>) -> Result<(), String>
     proved.map(|_| ())
 }
 
+/// Returns the address of the [`Armed`] for an interpreter whose layout was proved.
+fn arm(core: &'static Core, interpreter: &'static Interpreter) -> *mut () {
+    // SAFETY: the layout was proved in this process, and searches begin at the calling thread's own state.
+    let memory: &Plain = Box::leak(Box::new(unsafe { Plain::new() }));
+    let reader = Reader { memory, layout: &interpreter.layout, types: &interpreter.types };
+    let search = NameSearch { reader, codes: &CODES, modules: &MODULES, names: &core.recorder.names };
+    Box::into_raw(Box::new(Armed { functions: interpreter.functions, search })).cast()
+}
+
 fn compare(python: PythonFrames<'_>) -> Result<&'static Interpreter, String> {
     let careful = Careful::new().ok_or("no file descriptors for the test")?;
     let interpreter = interpreter::find(&careful)?;
-    let state = state(&interpreter).ok_or("no Python on this thread")?;
+    let state = interpreter.functions.state().filter(|_| interpreter.functions.is_running());
+    let state = state.ok_or("no Python on this thread")?;
     let reader = Reader { memory: &careful, layout: &interpreter.layout, types: &interpreter.types };
     interpreter::check(&reader, state, python)?;
     Ok(Box::leak(Box::new(interpreter))) // some hundred bytes for each interpreter

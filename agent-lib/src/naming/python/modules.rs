@@ -29,6 +29,8 @@ const REACH: usize = 64;
 pub(crate) const DEEPEST: usize = 48;
 /// Maximum number of bases of a type to check.
 const BASES: u64 = 64;
+/// Factor that spreads addresses over the table.
+const HASH: u64 = 0x9e37_79b9_7f4a_7c15;
 /// Value of `Entry::object` for a removed module.
 const GONE: u64 = 1;
 /// Size of the memory for the names of all modules, in bytes.
@@ -131,7 +133,7 @@ impl Modules {
     /// Returns the entries that may be those of `object`. The table must not be empty.
     #[inline(always)]
     fn probes(places: &[Entry], object: u64) -> impl Iterator<Item = &Entry> {
-        let home = object.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - places.len().trailing_zeros());
+        let home = object.wrapping_mul(HASH) >> (64 - places.len().trailing_zeros());
         (0..REACH).map(move |probe| &places[(home as usize + probe) & (places.len() - 1)])
     }
 
@@ -150,6 +152,26 @@ impl Modules {
         None
     }
 
+    /// Like `find`, for the path of an allocation: nearly always the entry is at its hashed position.
+    #[inline(always)]
+    fn find_at_home(&self, object: u64) -> Option<&'static Entry> {
+        let table = self.table.load(Acquire);
+        if table == 0 {
+            return None;
+        }
+        let bits = FIRST.trailing_zeros() + (table & 63) as u32;
+        let home = object.wrapping_mul(HASH) >> (64 - bits);
+        // SAFETY: as in `places`; the table has 2^bits entries.
+        let place = unsafe { &*((table & !63) as *const Entry).add(home as usize) };
+        if place.object.load(Acquire) == object { Some(place) } else { self.find_further(object) }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn find_further(&self, object: u64) -> Option<&'static Entry> {
+        self.find(self.places(), object)
+    }
+
     /// Whether a module is registered with this address.
     pub(crate) fn has(&self, object: u64) -> bool {
         self.find(self.places(), object).is_some()
@@ -164,17 +186,18 @@ impl Modules {
         reader: &Reader<'_, impl Memory>,
         object: Pointer,
     ) -> Option<u32> {
-        let place = self.find(self.places(), object.address());
-        let has_type = |place: &&Entry| {
-            let kind = reader.memory.word(object, layout::TYPE).unwrap_or(0);
-            kind == place.kind.load(Relaxed)
-                || kind == place.derived.load(Relaxed)
-                || self.is_derived(place, reader, kind)
-        };
-        let Some(place) = place.filter(has_type) else {
+        let Some(place) = self.find_at_home(object.address()) else {
             self.unknown.fetch_add(1, Relaxed);
             return None;
         };
+        let kind = reader.memory.word(object, layout::TYPE).unwrap_or(0);
+        let is_module = kind == place.kind.load(Relaxed)
+            || kind == place.derived.load(Relaxed)
+            || self.is_derived(place, reader, kind);
+        if !is_module {
+            self.unknown.fetch_add(1, Relaxed);
+            return None;
+        }
         let (cached, epoch) = (place.cached.load(Relaxed), self.epoch.load(Acquire));
         if cached >> 32 == u64::from(epoch) {
             return Some(cached as u32);

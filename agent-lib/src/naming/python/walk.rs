@@ -75,14 +75,17 @@ impl<M: Memory> Iterator for Frames<'_, M> {
 impl<M: Memory> Reader<'_, M> {
     #[inline(always)]
     pub(crate) fn frames(&self, state: u64) -> Frames<'_, M> {
-        let first = || {
-            let at = self.memory.pointer(Pointer::new(state)?, self.layout.frame)?;
-            match self.layout.through {
-                None => Some(at),
-                Some(offset) => self.memory.pointer(at, offset),
-            }
-        };
-        Frames { reader: self, next: first(), left: MAX_FRAMES }
+        Frames { reader: self, next: self.innermost(state), left: MAX_FRAMES }
+    }
+
+    /// Returns the innermost frame of the thread with this state; `None` if it runs no Python code.
+    #[inline(always)]
+    pub(crate) fn innermost(&self, state: u64) -> Option<Pointer> {
+        let at = self.memory.pointer(Pointer::new(state)?, self.layout.frame)?;
+        match self.layout.through {
+            None => Some(at),
+            Some(offset) => self.memory.pointer(at, offset),
+        }
     }
 
     /// Returns the states of the interpreter's other threads. Each state begins with pointers to the previous and the next one.
@@ -113,23 +116,25 @@ impl<M: Memory> Reader<'_, M> {
 
 /// Searches a thread's Python frames for the name of its allocation.
 pub(crate) struct NameSearch<'a, M> {
-    pub reader: &'a Reader<'a, M>,
+    pub reader: Reader<'a, M>,
     pub codes: &'a Codes,
     pub modules: &'a Modules,
     pub names: &'a Names,
 }
 
 impl<M: Memory> NameSearch<'_, M> {
-    /// Returns the name that the frames of the thread with this state give.
+    /// Returns the name that the frames from `innermost` on give, the innermost frame of the thread with this state.
     #[inline(always)]
-    pub(crate) fn find(&self, state: u64) -> Option<AllocationName> {
-        for frame in self.reader.frames(state) {
+    pub(crate) fn find(&self, state: u64, innermost: Pointer) -> Option<AllocationName> {
+        let mut frame = innermost;
+        for _ in 0..MAX_FRAMES {
             if let Some(meaning) = self.codes.get(self.reader.code(frame)?) {
                 if let Some(name) = self.name_at(state, frame, meaning) {
                     return name;
                 }
                 return self.search_callers(state, frame, meaning.0);
             }
+            frame = self.reader.memory.pointer(frame, self.reader.layout.previous)?;
         }
         None
     }
@@ -165,7 +170,7 @@ impl<M: Memory> NameSearch<'_, M> {
     #[cold]
     #[inline(never)]
     fn search_callers(&self, state: u64, from: Pointer, from_kind: CodeKind) -> Option<AllocationName> {
-        let reader = self.reader;
+        let reader = &self.reader;
         let is_innermost = reader.frames(state).next() == Some(from);
         let (mut role, mut phase, mut generated) = (Role::Unknown, None, None);
         if is_innermost && from_kind == Gradient {
@@ -208,7 +213,7 @@ impl<M: Memory> NameSearch<'_, M> {
     /// Returns the tag of the module in a local variable. The object is read only if its address is registered as a module.
     #[inline(always)]
     fn module(&self, frame: Pointer, variable: Variable) -> Option<u32> {
-        self.modules.tag(self.names, self.reader, self.object(frame, variable)?)
+        self.modules.tag(self.names, &self.reader, self.object(frame, variable)?)
     }
 
     /// Returns the tag of the module whose hook the frame `caller` calls. The module is an argument of the hook, the function that
@@ -223,14 +228,14 @@ impl<M: Memory> NameSearch<'_, M> {
         HOOK_ARGUMENTS.into_iter().find_map(|slot| {
             let object = Pointer::new(self.reader.local(hook, slot)?)?;
             let is_module = self.modules.has(object.address());
-            is_module.then(|| self.modules.tag(self.names, self.reader, object)).flatten()
+            is_module.then(|| self.modules.tag(self.names, &self.reader, object)).flatten()
         })
     }
 
     /// Returns the object in a local variable.
     #[inline(always)]
     fn object(&self, frame: Pointer, variable: Variable) -> Option<Pointer> {
-        let reader = self.reader;
+        let reader = &self.reader;
         let object = Pointer::new(reader.local(frame, variable.slot)?)?;
         if variable.in_cell && reader.memory.word(object, layout::TYPE)? == reader.types.cell {
             return reader.memory.pointer(object, layout::CELL);

@@ -35,8 +35,10 @@ impl Chunk {
     /// Returns a free place, preferably `favourite`; `KEYS` if the chunk is full.
     #[inline(always)]
     pub(crate) fn free_place(&self, favourite: usize) -> usize {
-        let free = self.equal(FREE);
-        if free & 1 << (2 * favourite) != 0 { favourite } else { first(free) }
+        match self.keys.get(favourite) {
+            Some(key) if key.load(Relaxed) == FREE => favourite,
+            _ => first(self.equal(FREE)),
+        }
     }
 
     /// Returns a bit for each key that equals `word`: bit 2 n for key n. A loop over the keys takes three times as much code. The

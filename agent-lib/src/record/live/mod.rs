@@ -53,6 +53,32 @@ impl RowLocation {
     }
 }
 
+/// A key's home chunk: the one to try first.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Home {
+    hash: u64,
+    chunk: &'static Chunk,
+    /// The row of the chunk's first key.
+    rows: *const Words,
+}
+
+/// A row that was found, as it was then, and its place.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct FoundRow {
+    hash: u64,
+    place: RowLocation,
+    /// Number of the record that made the row.
+    pub seq: u64,
+}
+
+impl FoundRow {
+    /// Returns a word of the row. If another thread frees the row meanwhile, the word may be that of the next row at this place.
+    #[inline(always)]
+    pub(crate) fn word(&self, index: usize) -> u64 {
+        u64::from_le(self.place.row[index].load(Relaxed))
+    }
+}
+
 /// The place of a key's row. For a new key, the place that its row gets unless another thread claims it first.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RowSlot {
@@ -130,12 +156,12 @@ impl Live {
         RowLocation { chunk: &self.chunks[at], number, row: &self.rows[at * KEYS + number] }
     }
 
-    /// Returns the chunk to try first, and the row of its first key.
     #[inline(always)]
-    fn home(&self, hash: u64) -> (&'static Chunk, *const Words) {
+    fn home(&self, hash: u64) -> Home {
         let at = hash as usize & (self.near - 1);
         // SAFETY: there are at least `near` chunks, which is a power of two, and `KEYS` rows for each.
-        unsafe { (self.chunks.get_unchecked(at), self.rows.as_ptr().add(at * KEYS)) }
+        let (chunk, rows) = unsafe { (self.chunks.get_unchecked(at), self.rows.as_ptr().add(at * KEYS)) };
+        Home { hash, chunk, rows }
     }
 
     /// Finds the row whose key has this hash; returns its distance from the home chunk, in chunks, and its place.
@@ -158,31 +184,29 @@ impl Live {
     /// there is no place.
     #[inline(always)]
     pub(crate) fn insert(&self, key: Key, row: &Row, beside: RowExtra) -> bool {
-        let RowSlot { hash, at_home } = self.spot_for(key.hash());
+        let RowSlot { hash, at_home } = Self::spot_for(self.home(key.hash()));
         let is_there = at_home.is_some_and(|place| self.claim(place, hash, row, Some(beside)));
         is_there || self.insert_further(hash, *row, beside)
     }
 
-    /// Returns the place for the row of a new key with this hash, and prefetches its cache line. That line is rarely in a near
-    /// cache, and the program's next locked instruction would wait for the write to it.
+    /// Returns the place for the row of a new key, and prefetches its cache line. That line is rarely in a near cache, and the
+    /// program's next locked instruction would wait for the write to it.
     #[inline(always)]
-    pub(crate) fn spot_for(&self, hash: u64) -> RowSlot {
-        let (chunk, rows) = self.home(hash);
+    pub(crate) fn spot_for(home: Home) -> RowSlot {
         // Nearly always the key is new, and its home chunk has a free place.
-        let is_new = !chunk.is_passed() && chunk.equal(hash) == 0;
-        let number = if is_new { chunk.free_place(favourite(hash)) } else { KEYS };
-        Self::fetch_row(hash, chunk, number, rows)
+        let is_new = !home.chunk.is_passed() && home.chunk.equal(home.hash) == 0;
+        let number = if is_new { home.chunk.free_place(favourite(home.hash)) } else { KEYS };
+        Self::fetch_row(home, number)
     }
 
-    /// Returns the place of the row with this hash, if it is in its home chunk. Prefetches the row, as `spot_for` does.
+    /// Returns the place of the key's row, if it is in its home chunk. Prefetches the row, as `spot_for` does.
     #[inline(always)]
-    pub(crate) fn spot_of(&self, hash: u64) -> RowSlot {
-        let (chunk, rows) = self.home(hash);
-        Self::fetch_row(hash, chunk, chunk.place_of(hash), rows)
+    pub(crate) fn spot_of(home: Home) -> RowSlot {
+        Self::fetch_row(home, home.chunk.place_of(home.hash))
     }
 
     #[inline(always)]
-    fn fetch_row(hash: u64, chunk: &'static Chunk, number: usize, rows: *const Words) -> RowSlot {
+    fn fetch_row(Home { hash, chunk, rows }: Home, number: usize) -> RowSlot {
         if number >= KEYS {
             return RowSlot { hash, at_home: None };
         }
@@ -365,20 +389,47 @@ impl Live {
         self.take(hash);
     }
 
-    /// Prefetches the chunk of `key` and, most probably, its row, which will soon be added or removed. Returns the key's hash.
+    /// Prefetches the home chunk of `key` and, most probably, its row, which will soon be added or removed.
     #[inline(always)]
-    pub(crate) fn expect(&self, key: Key) -> u64 {
-        let hash = key.hash();
-        let (chunk, rows) = self.home(hash);
-        fetch_to_write(chunk);
+    pub(crate) fn expect(&self, key: Key) -> Home {
+        let home = self.home(key.hash());
+        fetch_to_write(home.chunk);
         // SAFETY: as in `fetch_row`.
-        fetch_to_write(unsafe { &*rows.add(favourite(hash)) });
-        hash
+        fetch_to_write(unsafe { &*home.rows.add(favourite(home.hash)) });
+        home
     }
 
+    #[inline]
     pub fn get(&self, key: Key) -> Option<RowCopy> {
-        let (_, place) = self.find(key.hash())?;
+        self.get_hashed(key.hash())
+    }
+
+    #[inline(never)]
+    fn get_hashed(&self, hash: u64) -> Option<RowCopy> {
+        let (_, place) = self.find(hash)?;
         self.read(place)
+    }
+
+    /// Finds the row of `key`, to read some of its words or to update it.
+    #[inline(always)]
+    pub(crate) fn find_row(&self, key: Key) -> Option<FoundRow> {
+        let hash = key.hash();
+        let home = self.home(hash);
+        let place = match home.chunk.place_of(hash) {
+            number @ 0..KEYS => {
+                // SAFETY: as in `fetch_row`.
+                RowLocation { chunk: home.chunk, number, row: unsafe { &*home.rows.add(number) } }
+            }
+            _ => self.find_further(hash)?,
+        };
+        let seq = u64::from_le(place.row[0].load(Acquire));
+        (seq != 0).then_some(FoundRow { hash, place, seq })
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn find_further(&self, hash: u64) -> Option<RowLocation> {
+        self.find(hash).map(|(_, place)| place)
     }
 
     /// Reads the row at a place; `None` if the place is free or another thread changes it meanwhile.
@@ -431,27 +482,49 @@ impl Live {
         }
     }
 
-    /// Changes one word of a row, and its additional data; returns the row as it was before. If another thread frees the block
-    /// meanwhile, the change may apply to the next row at this place.
-    pub(crate) fn update(
+    /// Returns the additional data of a row.
+    #[inline(always)]
+    pub(crate) fn extra(&self, found: &FoundRow) -> RowExtra {
+        self.read_extra(found.place)
+    }
+
+    /// Changes one word of the row of `key`, and its additional data, if there is such a row.
+    pub(crate) fn update(&self, key: Key, word: usize, change: impl Fn(u64, &mut RowExtra) -> u64) {
+        if let Some(found) = self.find_row(key) {
+            self.update_found(&found, word, change);
+        }
+    }
+
+    /// Changes one word of a row, and its additional data, unless the row was removed since it was found. If another thread frees
+    /// it just now, the change may apply to the next row at this place.
+    #[inline(always)]
+    pub(crate) fn update_found(
         &self,
-        key: Key,
+        found: &FoundRow,
         word: usize,
         change: impl Fn(u64, &mut RowExtra) -> u64,
-    ) -> Option<RowCopy> {
-        let (_, place) = self.find(key.hash())?;
-        let before = self.read(place)?;
+    ) {
+        let place = found.place;
+        if place.key().load(Acquire) != found.hash || found.word(0) != found.seq {
+            return;
+        }
         let words = self.open_extra(place);
-        let mut beside = before.beside;
-        let value = change(before.row[word], &mut beside);
+        let mut beside = RowExtra::from_words(std::array::from_fn(|index| words[index].load(Relaxed)));
+        let value = change(found.word(word), &mut beside);
         if word == 5 && high_water::open() {
-            high_water::row_retagged(&before.row, self.parent_of(&before.row), value as u32);
+            self.count_retagged(place.row, value as u32);
         }
         place.row[word].store(value.to_le(), Release);
         for word in [0, 2] {
             words[word].store(beside.words()[word], Relaxed);
         }
-        Some(before)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn count_retagged(&self, row: &Words, tag: u32) {
+        let row = std::array::from_fn(|word| u64::from_le(row[word].load(Relaxed)));
+        high_water::row_retagged(&row, self.parent_of(&row), tag);
     }
 
     /// Marks a block as pending: freed while a stream may still use it.

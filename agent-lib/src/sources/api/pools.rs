@@ -114,7 +114,6 @@ impl Core {
         let torch_pool = || self.torch.pools().map(|pool| pool.id).find(has_block).unwrap_or(0);
         let pool = if pool == 0 { torch_pool() } else { pool };
         let key = if pool == 0 { Key::Allocation(address) } else { Key::Block(pool, address) };
-        let block_seq = self.recorder.live.get(key).map_or(0, |row| row.seq());
-        self.record_retag(thread, key, Body::Retag { address, block_seq, pool, use_as }, tag);
+        self.record_retag(thread, key, self.recorder.live.find_row(key), use_as, tag);
     }
 }

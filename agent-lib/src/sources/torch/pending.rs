@@ -34,6 +34,7 @@ use crate::base::row::Key;
 use crate::driver::core::Core;
 use crate::driver::guard::guard;
 use crate::driver::torch_pools::{Device, PendingBlock, TorchPool};
+use crate::record::live::Live;
 use crate::record::recorder::RecordContext;
 use crate::sources::torch::patch::{self, EVENT_QUERY, EVENT_RECORD, EVENT_SYNCHRONIZE};
 use crate::threads::Thread;
@@ -204,8 +205,8 @@ impl Core {
         let address = place.address.swap(0, AcqRel);
         if address != 0 {
             pool.device.pending.fetch_sub(1, Relaxed);
-            let hash = self.recorder.live.expect(Key::Block(pool.id, address));
-            self.record_free(thread, pool.id, address, self.recorder.live.spot_of(hash));
+            let home = self.recorder.live.expect(Key::Block(pool.id, address));
+            self.record_free(thread, pool.id, address, Live::spot_of(home));
         }
     }
 

@@ -82,7 +82,7 @@ impl Core {
             }
             let (Some(key), new) = (key_of(&taken), renamed(tag, taken.seq())) else { continue };
             if new != 0 {
-                self.record_retag(thread, key, taken.retag(Default::default()), new);
+                self.record_retag(thread, key, self.recorder.live.find_row(key), Default::default(), new);
             }
         }
         // Nodes have no record number. Most belong to the last pass, so the current number is used.

@@ -10,7 +10,7 @@ use crate::base::row::{AllocationName, Key, RowExtra};
 use crate::driver::core::Core;
 use crate::driver::guard::guard;
 use crate::driver::torch_pools::{Device, TorchPool};
-use crate::record::live::RowSlot;
+use crate::record::live::{Home, Live, RowSlot};
 use crate::record::recorder::RecordContext;
 use crate::sources::torch::patch::{self, REPORT};
 use crate::sources::torch::request;
@@ -125,7 +125,7 @@ impl Core {
         }
         // A closure: the value is made only for rare calls, so that the usual case does not store it.
         let pool = || TorchPool { device, id, slot: index as u8 };
-        let hash = self.recorder.live.expect(Key::Block(id, report.address));
+        let home = self.recorder.live.expect(Key::Block(id, report.address));
         let sum = device.sum.load(Relaxed).wrapping_add(report.bytes);
         if sum != report.allocated as i64 {
             device.add_drift(sum.abs_diff(report.allocated as i64));
@@ -134,9 +134,9 @@ impl Core {
         device.reserved.store(report.reserved, Relaxed);
         device.reports.store(device.reports.load(Relaxed) + 1, Relaxed);
         if IS_ALLOC {
-            self.block_reported(thread, pool(), report, hash);
+            self.block_reported(thread, pool(), report, home);
         } else {
-            self.free_reported(thread, pool(), report, hash);
+            self.free_reported(thread, pool(), report, home);
         }
         thread.torch.forget_events();
         let unseen = report.reserved.wrapping_sub(device.segments.load(Relaxed)) as i64;
@@ -147,7 +147,7 @@ impl Core {
     }
 
     #[inline(always)]
-    fn block_reported(&self, thread: &Thread, pool: TorchPool<'_>, report: Report, hash: u64) {
+    fn block_reported(&self, thread: &Thread, pool: TorchPool<'_>, report: Report, home: Home) {
         let TorchPool { device, id, slot } = pool;
         let pool = || TorchPool { device, id, slot };
         let (address, bytes) = (report.address, report.bytes as u64);
@@ -166,7 +166,7 @@ impl Core {
         if tag == 0 {
             tag = crate::naming::python::line(self);
         }
-        let spot = self.recorder.live.spot_for(hash);
+        let spot = Live::spot_for(home);
         let mut at = RecordContext { tag, flags, ..RecordContext::on(slot) };
         if let Some(request) = request::read(&report) {
             at.flags = flags.with(Flags::REQUEST);
@@ -179,7 +179,7 @@ impl Core {
     }
 
     #[inline(always)]
-    fn free_reported(&self, thread: &Thread, pool: TorchPool<'_>, report: Report, hash: u64) {
+    fn free_reported(&self, thread: &Thread, pool: TorchPool<'_>, report: Report, home: Home) {
         let (address, bytes) = (report.address, report.bytes.unsigned_abs());
         let TorchPool { device, id, .. } = pool;
         if device.older.load(Relaxed) != 0 && self.is_older(device, id, address, bytes) {
@@ -190,7 +190,7 @@ impl Core {
         {
             return;
         }
-        self.record_free(thread, id, address, self.recorder.live.spot_of(hash));
+        self.record_free(thread, id, address, Live::spot_of(home));
     }
 
     /// Whether the freed block is older than the agent, that is, has no row. Then subtracts its bytes from `device.older`.

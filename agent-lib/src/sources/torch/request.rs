@@ -53,20 +53,28 @@ fn region(address: u64) -> (u64, &'static AtomicU64) {
 
 /// Addresses of objects, numbered from 1 in the order in which they were first seen. An address that is used again for another
 /// object keeps its number.
-struct Numbers([AtomicU64; 255]);
+struct Numbers {
+    addresses: [AtomicU64; 255],
+    /// The address whose number was searched last << 8 | that number.
+    last: AtomicU64,
+}
 
 static STREAMS: Numbers = Numbers::new();
 static PRIVATE_POOLS: Numbers = Numbers::new();
 
 impl Numbers {
     const fn new() -> Self {
-        Numbers([const { AtomicU64::new(0) }; 255])
+        Numbers { addresses: [const { AtomicU64::new(0) }; 255], last: AtomicU64::new(0) }
     }
 
     /// Returns the number of an address, 0 for address 0; `None` if there are no numbers left.
     #[inline(always)]
     fn number(&self, address: u64) -> Option<u16> {
-        if address == 0 { Some(0) } else { self.search(address) }
+        if address == 0 {
+            return Some(0);
+        }
+        let last = self.last.load(Relaxed);
+        if last >> 8 == address { Some((last & 255) as u16) } else { self.search(address) }
     }
 
     #[inline(never)]
@@ -78,7 +86,9 @@ impl Numbers {
             },
             known => known == address,
         };
-        self.0.iter().position(is_its).map(|place| place as u16 + 1)
+        let number = self.addresses.iter().position(is_its)? as u64 + 1;
+        self.last.store(address << 8 | number, Relaxed);
+        Some(number as u16)
     }
 }
 
