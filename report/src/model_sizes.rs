@@ -107,6 +107,25 @@ impl<'r> ModelSizes<'r> {
         pairs.max_by_key(|(.., bytes)| *bytes)
     }
 
+    /// Returns the first of several models of one class with the same sizes of each element type, none of which an optimizer updates,
+    /// their number, and the bytes of one; those with the most bytes. The agent names further models of a class `Net#2`, `Net#3`, ...
+    pub fn equal_models(&self) -> Option<(&'r str, i64, i64)> {
+        let mut models: BTreeMap<&str, BTreeMap<&str, (i64, i64)>> = BTreeMap::new();
+        for size in self.0.iter().filter(|size| !size.model.is_empty()) {
+            let (bytes, updated) = models.entry(size.model).or_default().entry(size.kind).or_default();
+            (*bytes, *updated) = (bytes.saturating_add(size.bytes), updated.saturating_add(size.updated));
+        }
+        let of_sizes = |sizes: &BTreeMap<&str, (i64, i64)>| sum(sizes.values().map(|(bytes, _)| *bytes));
+        let class = |model: &'r str| model.split('#').next().unwrap_or(model);
+        let groups = models.iter().filter(|(_, sizes)| sizes.values().all(|(_, updated)| *updated == 0));
+        let groups = groups.map(|(model, sizes)| {
+            let alike =
+                models.iter().filter(|(other, of_other)| class(other) == class(model) && *of_other == sizes);
+            (class(model), alike.count() as i64, of_sizes(sizes))
+        });
+        groups.filter(|(_, count, _)| *count > 1).max_by_key(|(_, count, bytes)| count.saturating_mul(*bytes))
+    }
+
     /// Returns whether a model has parameters that require gradients, but none that an optimizer updates, while optimizers update
     /// other models. `None` if that is unknown. The agent finds most optimizers in their first step, so a new one may update the model.
     pub fn lacks_optimizer(&self, model: &str) -> Option<bool> {

@@ -26,7 +26,7 @@ pub(super) fn items(
     device: &Device,
     oom: Option<&Oom>,
     finding: &Finding,
-    is_replayed: bool,
+    (is_replayed, children): (bool, &[Run]),
 ) -> Vec<Item> {
     let run = report.run;
     match (finding.kind, oom) {
@@ -37,7 +37,9 @@ pub(super) fn items(
             let item = Item::new(Kind::EvaluationGradients, Memory::Activations, device, change);
             vec![item.named(place_of(oom)).estimated([finding.bytes; 2], formula)]
         }
-        (findings::Kind::OtherProcesses, Some(oom)) => vec![other_process(report, device, oom, finding)],
+        (findings::Kind::OtherProcesses, Some(oom)) => {
+            vec![other_process(report, device, (oom, finding), children)]
+        }
         (findings::Kind::Fragmentation | findings::Kind::UnusedPool, _)
             if !is_replayed && !library::is_kept(oom) =>
         {
@@ -59,8 +61,12 @@ pub(super) fn items(
         (findings::Kind::PoolLimit, Some(oom)) => {
             let change = format!("Raise or remove {}", findings::pool_limit_setting(run));
             let free = signed(oom.device_free_bytes.unwrap_or(0)).max(oom.free_bytes().unwrap_or(0));
+            let spare = finding
+                .spare_bytes
+                .map(|bytes| format!("without it, the request fits with {} to spare: ", mib(bytes)));
             let formula = format!(
-                "a limit of the program refused the request while {} of the device were free",
+                "{}a limit of the program refused the request while {} of the device were free",
+                spare.unwrap_or_default(),
                 mib(free)
             );
             vec![Item { formula, ..Item::new(Kind::PoolLimit, Memory::Cached, device, change) }]
@@ -181,7 +187,12 @@ fn of_structure(device: &Device, oom: Option<&Oom>, finding: &Finding) -> Item {
 
 /// Returns the change for memory of other processes, with the largest one's name, the time since which it is there, and its last
 /// growth.
-fn other_process(report: &crate::Report<'_>, device: &Device, oom: &Oom, finding: &Finding) -> Item {
+fn other_process(
+    report: &crate::Report<'_>,
+    device: &Device,
+    (oom, finding): (&Oom, &Finding),
+    children: &[Run],
+) -> Item {
     let largest = holders_of(oom).iter().skip(1).max_by_key(|holder| holder.used_bytes);
     let since = largest.map(|holder| {
         let seen = holder.since_ns.map(|ns| format!(" and was first seen at {}", report.times().time(ns)));
@@ -198,7 +209,13 @@ fn other_process(report: &crate::Report<'_>, device: &Device, oom: &Oom, finding
             _ => own,
         }
     });
-    let change = "End or move the process of another tenant ({0})";
+    let is_child = largest.is_some_and(|holder| children.iter().any(|child| child.process.pid == holder.pid));
+    let change = match is_child {
+        true => {
+            "End the program's own child process ({0}) before memory is needed, or let it free its tensors and call torch.cuda.empty_cache()"
+        }
+        false => "End or move the process of another tenant ({0})",
+    };
     let name = largest.map(holder_name).unwrap_or_default();
     let item = Item::new(Kind::OtherProcess, Memory::Others, device, change).named(name);
     item.estimated([finding.bytes; 2], format!("it holds {}", since.unwrap_or_default()))
@@ -221,10 +238,7 @@ fn pool(run: &Run, device: &Device, oom: Option<&Oom>, finding: &Finding) -> Vec
     let is_apart = oom
         .and_then(|oom| oom.largest_idle_bytes.map(|largest| largest >= oom.asked_bytes))
         .unwrap_or_default();
-    // Graphs of one pool share what it caches.
-    let private_pools = device.details.pools.iter().filter_map(|pool| pool.private_pools).max();
-    let has_several_pools = private_pools.is_none_or(|count| count > 1);
-    let graphs = (findings::has_graphs(device) && has_several_pools).then(|| {
+    let graphs = findings::has_pools_of_graphs(device).then(|| {
         let change = "Capture the CUDA graphs into one pool: torch.cuda.graph(graph, pool=first.pool())";
         let item = Item::new(Kind::GraphPools, Memory::Cached, device, change);
         item.estimated(most, "at most the unused bytes; each private pool keeps its own")

@@ -9,6 +9,9 @@ const MATERIAL_SHARE: f64 = 0.05;
 /// Minimum saving in bytes for such advice.
 const MATERIAL_BYTES: i64 = 32 << 20;
 
+/// Fewer bytes are not stated beside others.
+pub(super) const MIB: i64 = 1 << 20;
+
 /// Kind of a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -23,10 +26,20 @@ pub enum Kind {
     GraphsAtOnce,
     /// A line of the program keeps a long history.
     History,
+    /// A copy of the model and of its optimizer's state stays on the device.
+    StateCopy,
+    /// A line makes and frees tensors all the time, and many of them are alive.
+    Queue,
     /// The result of a pass is held until the next pass has made its own.
     PreviousResult,
     /// An exception keeps the memory of an attempt that failed.
     FailedAttempt,
+    /// One step has many times the activations of the others.
+    OutlierBatch,
+    /// The program copies a large output to float32.
+    OutputCopy,
+    /// Several models of the same class and sizes, none of which is trained.
+    EqualModels,
     /// Gradients live through the next forward pass.
     KeptGradients,
     OptimizerTemporaries,
@@ -85,8 +98,16 @@ impl Kind {
 
     /// Returns whether a change of this kind is advised to a program that fits, too: its price is small.
     fn is_cheap(self) -> bool {
-        let has_small_price =
-            [Kind::EvaluationBatch, Kind::History, Kind::LibrarySetting, Kind::WeightCopies].contains(&self);
+        let has_small_price = [
+            Kind::EvaluationBatch,
+            Kind::History,
+            Kind::StateCopy,
+            Kind::Queue,
+            Kind::OutputCopy,
+            Kind::LibrarySetting,
+            Kind::WeightCopies,
+        ]
+        .contains(&self);
         self.costs_nothing() || has_small_price
     }
 }

@@ -66,7 +66,8 @@ pub fn advise(report: &Report<'_>, evidence: &Evidence<'_>) -> Advice {
         let device = report.run.devices.iter().find(|device| Some(device.ordinal) == finding.device);
         if let Some(device) = device {
             let oom = decisive.filter(|(of, ..)| std::ptr::eq(*of, device)).map(|(_, oom, _)| oom);
-            items.extend(finding::items(report, device, oom, finding, replay.is_some()));
+            let evidence = (replay.is_some(), evidence.children);
+            items.extend(finding::items(report, device, oom, finding, evidence));
         }
     }
     // Without a cause that ends or wastes much, memory that the program needs is the subject.
@@ -144,7 +145,8 @@ fn together(report: &Report<'_>, items: &[Item]) -> Option<(Vec<usize>, i64)> {
     }
     let of_device =
         |device: &&Device| chosen.first().is_some_and(|(_, item)| item.device == Some(device.ordinal));
-    let used = report.run.devices.iter().find(of_device).and_then(most_used);
-    let sum = crate::sum(chosen.iter().map(|(_, item)| item.most())).min(used.unwrap_or(i64::MAX));
+    // The memory of the driver for the process stays.
+    let tracked = report.run.devices.iter().find(of_device).and_then(|device| device.peak.tracked_bytes);
+    let sum = crate::sum(chosen.iter().map(|(_, item)| item.most())).min(tracked.unwrap_or(i64::MAX));
     (chosen.len() > 1).then(|| (chosen.into_iter().map(|(number, _)| number).collect(), sum))
 }

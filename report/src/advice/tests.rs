@@ -2,6 +2,7 @@
 
 mod earlier;
 mod free;
+mod lines;
 mod modules;
 mod outside;
 
@@ -313,7 +314,7 @@ fn growth_has_the_change_for_what_keeps_it() {
             ..growth_of(&["retained forward outputs"])
         };
         let report = Report::new(&run, Groupings::default(), None);
-        finding::items(&report, &run.devices[0], None, &growth, false).remove(0).sentence()
+        finding::items(&report, &run.devices[0], None, &growth, (false, &[])).remove(0).sentence()
     };
     let frames = change(KeptBy::Frames("Service.handle".into()));
     assert!(frames.starts_with("Drop these tensors of Service.handle"), "{frames}");
@@ -460,7 +461,7 @@ fn growth_outside_of_the_allocator_has_its_own_changes() {
     let change = |structures: &[&str]| {
         let growth = growth_of(structures);
         let report = Report::new(&run, Groupings::default(), None);
-        let item = finding::items(&report, &run.devices[0], None, &growth, false).remove(0);
+        let item = finding::items(&report, &run.devices[0], None, &growth, (false, &[])).remove(0);
         (item.kind, item.memory)
     };
     assert_eq!(change(&["libnccl (outside torch)"]), (Kind::Communication, Memory::Libraries));
@@ -594,7 +595,7 @@ fn graphs_that_grow_are_not_taken_for_outputs() {
         let growth = findings::Finding { is_in_many, ..growth_of(&["retained forward outputs"]) };
         let report = Report::new(&run, Groupings::default(), None);
         let oom = run.devices[0].details.ooms.first();
-        finding::items(&report, &run.devices[0], oom, &growth, false).remove(0).change
+        finding::items(&report, &run.devices[0], oom, &growth, (false, &[])).remove(0).change
     };
     assert!(change(false, Axis::Step, Phase::Forward).contains("keeping the outputs"));
     assert!(change(true, Axis::Step, Phase::Forward).contains("with their graphs"));

@@ -1,9 +1,9 @@
 //! Advice as text of at most 15 lines, and as JSON of less than 4 kB.
 
-use super::item::{Advice, Basis, Item, mib};
+use super::item::{Advice, Basis, Item, Kind, mib};
 use crate::Report;
 use crate::findings::text::{list, outcome};
-use crate::findings::{self, Findings, Kind, Outcome};
+use crate::findings::{self, Findings, Outcome};
 use crate::labels::command_line_of;
 use crate::lines::listed;
 use crate::most_used;
@@ -58,6 +58,10 @@ impl Item {
     }
 
     fn saving(&self) -> String {
+        // What a limit refused was not held.
+        if self.kind == Kind::PoolLimit {
+            return escape(&self.formula);
+        }
         let basis = match self.basis {
             Basis::Replayed => "replayed",
             Basis::Estimated => "estimated",
@@ -76,7 +80,7 @@ pub fn text(report: &Report<'_>, advice: &Advice) -> String {
     let (used, total) =
         device.map_or((0, None), |device| (most_used(device).unwrap_or(0), device.total_bytes));
     if advice.items.is_empty() {
-        let finding = found.findings.iter().find(|finding| finding.kind != Kind::Losses);
+        let finding = found.findings.iter().find(|finding| finding.kind != findings::Kind::Losses);
         let why = match (finding, list(report, &found).into_iter().next()) {
             (Some(finding), _) => {
                 return format!("No change is known that helps: {}\n{}", finding.sentence(), replay(advice));

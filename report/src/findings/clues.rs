@@ -75,7 +75,12 @@ fn graphs(
             let device = report.run.devices.iter().find(|device| Some(device.ordinal) == finding.device)?;
             let is_by_pass = device.details.growth.axis == Axis::ForwardPass && !rate.is_over_time;
             let of_passes = bytes(Role::Activation);
-            let is_whole = rate.bytes_per_unit as f64 >= of_passes as f64 * GRAPH_SHARE;
+            let is_part = rate.bytes_per_unit as f64 >= of_passes as f64 * GRAPH_SHARE;
+            // In the backward pass, the whole graph of its own pass is alive. If that is no more than what each pass has added, all of
+            // each graph stays, and not its results only.
+            let is_in_backward = oom?.phase.as_deref() == Phase::Backward.name();
+            let of_last = of_passes.saturating_sub(rate.whole_bytes);
+            let is_whole = is_part || is_in_backward && of_last <= rate.bytes_per_unit.saturating_mul(2);
             let is_trained = bytes(Role::Gradient) > 0;
             (is_by_pass && passes <= 1 && is_trained && of_passes > 0 && is_whole)
                 .then_some(KeptBy::RetainedGraphs)
@@ -220,18 +225,28 @@ mod tests {
         let of = |role: Role| Cell { role: role.name().map(str::to_owned), ..run.cells[0].clone() };
         run.cells = vec![of(Role::Parameter), of(Role::Gradient), of(Role::Activation)];
         run.devices[0].details.growth.axis = Axis::ForwardPass;
-        let kept_by = |passes: u64, structure: &str, held: [i64; 3]| {
+        let kept_in = |phase: Phase, (passes, whole): (u64, i64), structure: &str, held: [i64; 3]| {
             let report = Report::new(&run, Groupings::default(), None);
             let amounts = (0..).zip(held.map(|bytes| bytes * MIB)).collect::<Vec<_>>();
-            let oom = Oom { passes_without_backward: Some(passes), ..Oom::default() };
-            let rate = Rate { bytes_per_unit: 800 * MIB, ..Rate::default() };
+            let phase = phase.name().map(str::to_owned);
+            let oom = Oom { passes_without_backward: Some(passes), phase, ..Oom::default() };
+            let rate = Rate { bytes_per_unit: 800 * MIB, whole_bytes: whole * MIB, ..Rate::default() };
             let device = Some(&run.devices[0]);
             let finding = Finding::new(Kind::Growth, Severity::Warning, device, (MIB, MIB), "grows".into());
             let finding = Finding { structures: vec![structure.into()], rate: Some(rate), ..finding };
             let found = with_clues(&report, (Some(&oom), &Amounts::from(amounts)), finding);
             (found.kept_by, found.what.contains("retain_graph=True"))
         };
+        let kept_by = |passes, structure, held| kept_in(Phase::Forward, (passes, 0), structure, held);
         let outputs = "retained forward outputs";
+        let of_backward = |whole: i64, phase| kept_in(phase, (1, whole), "activations", [100, 100, 9600]).0;
+        assert_eq!(of_backward(8800, Phase::Backward), Some(KeptBy::RetainedGraphs));
+        assert_eq!(
+            of_backward(7200, Phase::Backward),
+            None,
+            "results are kept, and the graph of the last pass"
+        );
+        assert_eq!(of_backward(8800, Phase::Forward), None, "the graph of the last pass is not complete");
         assert_eq!(kept_by(0, outputs, [100, 100, 2400]), (Some(KeptBy::RetainedGraphs), true));
         assert_eq!(kept_by(9, outputs, [100, 100, 2400]).0, None, "no backward pass");
         assert_eq!(kept_by(0, outputs, [100, 0, 2400]).0, None, "no gradients");

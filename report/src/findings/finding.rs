@@ -8,6 +8,8 @@ use std::cmp::Reverse;
 
 /// A finding that explains less than this share of the process's memory is omitted, unless it is the first one.
 pub(super) const LEAST_SHARE: f64 = 0.02;
+/// So is one that explains less than this share of the bytes of the first one.
+const LEAST_OF_FIRST: f64 = 0.03;
 
 /// Kind of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -207,9 +209,12 @@ pub(crate) fn mib(bytes: i64) -> String {
     thousands((bytes.max(0) as u64).saturating_add(1 << 19) >> 20)
 }
 
-/// Sorts findings by severity and bytes, and removes those below [`LEAST_SHARE`], except the first one.
+/// Sorts findings by severity and bytes, and removes those below [`LEAST_SHARE`] and [`LEAST_OF_FIRST`], except the first one.
 pub(super) fn rank(findings: &mut Vec<Finding>) {
     findings.sort_by_key(|finding| (finding.severity, Reverse(finding.bytes)));
+    let least = findings.first().map_or(0.0, |first| first.bytes as f64 * LEAST_OF_FIRST);
     let mut is_first = true;
-    findings.retain(|finding| std::mem::take(&mut is_first) || finding.share >= LEAST_SHARE);
+    findings.retain(|finding| {
+        std::mem::take(&mut is_first) || finding.share >= LEAST_SHARE && finding.bytes as f64 >= least
+    });
 }

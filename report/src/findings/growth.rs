@@ -341,8 +341,8 @@ impl Growth {
         let whole = format!("+{rate} per {} over {}", self.axis, plural(self.over, self.axis));
         match self.jumps {
             Some((jumps, bytes)) => {
-                let each = bytes as f64 / jumps.max(1) as f64 / 1_048_576.0;
-                format!("{whole} (about +{each:.1} MiB in each of {jumps}, and nothing in the others)")
+                let each = bytes / (jumps as i64).max(1);
+                format!("{whole} ({jumps} of them add about {} MiB each, the others nothing)", mib(each))
             }
             None => whole,
         }

@@ -138,6 +138,11 @@ pub(crate) fn most_in_use(run: &Run, device: &Device) -> (i64, Option<u64>) {
 /// Returns the finding on unused memory of pools at the peak. PyTorch returns it to the driver before a request fails, so it
 /// matters only if it is a large part of the device.
 fn unused_pool(report: &Report<'_>, device: &Device) -> Option<Finding> {
+    // With lost records, blocks may be missing at the peak.
+    let coverage = &report.run.coverage;
+    if coverage.partial_state || coverage.partial_history && coverage.lost > 0 {
+        return None;
+    }
     let idle = idle_of(report.run, &device.peak.amounts);
     let used = used_or_tracked(&device.peak)?;
     let mut what = format!("{} MiB were cached by the allocator and not in use at the peak", mib(idle));
@@ -169,6 +174,12 @@ pub(crate) fn has_graphs(device: &Device) -> bool {
         step.also.iter().chain([&step.cause]).any(|cause| Some(cause.as_str()) == captured)
     };
     device.details.graphs > 0 || device.details.steps.iter().any(causes)
+}
+
+/// Returns whether CUDA graphs may have several private pools. Graphs of one pool share what it caches.
+pub(crate) fn has_pools_of_graphs(device: &Device) -> bool {
+    let private_pools = device.details.pools.iter().filter_map(|pool| pool.private_pools).max();
+    has_graphs(device) && private_pools.is_none_or(|count| count > 1)
 }
 
 fn untrackable(report: &Report<'_>, device: &Device) -> Option<Finding> {

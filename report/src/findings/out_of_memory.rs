@@ -32,6 +32,8 @@ const LEAST_GROWTH: i64 = 1 << 20;
 
 /// Minimum share of a part of the memory for the module or line that has most of it to be named.
 const PLACE_SHARE: f64 = 0.4;
+/// Minimum share of the activations of the only module that is named with all of them.
+const WHOLE_SHARE: f64 = 0.8;
 /// A request and an output have the same size if they differ by at most this share.
 const SAME_SIZE: f64 = 0.02;
 
@@ -288,7 +290,11 @@ impl<'r> Request<'r> {
             mib(asked)
         );
         Some(Finding {
-            advice: has_advice.then(|| "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True".to_owned()),
+            advice: has_advice.then(|| match super::has_pools_of_graphs(self.device) {
+                true => "capture the CUDA graphs into one pool: torch.cuda.graph(graph, pool=first.pool())"
+                    .to_owned(),
+                false => "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True".to_owned(),
+            }),
             ..self.finding(Kind::Fragmentation, idle, what)
         })
     }
@@ -333,8 +339,10 @@ impl<'r> Request<'r> {
         let tags = report.by_tag(&self.moment()?.amounts, is_activation).into_iter();
         let tags: Vec<(String, i64)> = tags.map(|(tag, bytes)| (tag.to_owned(), bytes)).collect();
         let bytes = sum(tags.iter().map(|(_, bytes)| *bytes));
-        let mut names = growth::largest(tags, bytes).into_iter().map(|(name, _)| name);
-        names.next().filter(|_| names.next().is_none())
+        let mut named = growth::largest(tags, bytes).into_iter();
+        // Else the place with most of them is named with its own bytes.
+        let most = named.next().filter(|(_, most)| *most as f64 >= bytes as f64 * WHOLE_SHARE);
+        most.filter(|_| named.next().is_none()).map(|(name, _)| name)
     }
 
     /// Returns that the failed request is as large as all outputs of the place with most of them, if it is: a gradient or a
@@ -370,7 +378,7 @@ impl<'r> Request<'r> {
                 escape(&name),
                 mib(needed)
             ),
-            false => format!(" (that of {} needs {})", escape(&name), mib(needed)),
+            false => format!(" (of {} that {} needs)", mib(needed), escape(&name)),
         });
         needed.unwrap_or_default()
     }
@@ -404,7 +412,8 @@ impl<'r> Request<'r> {
             _ if name == ACTIVATIONS => {
                 let of = output.as_ref().map(|(tag, most)| format!(" ({} of {})", mib(*most), escape(tag)));
                 let earlier = self.activations_of_earlier_steps(*bytes);
-                format!("{name} {}{}{earlier}", mib(*bytes), of.unwrap_or_default())
+                let notes = format!("{}{earlier}", of.unwrap_or_default()).replace(") (", "; ");
+                format!("{name} {}{notes}", mib(*bytes))
             }
             _ if name == OPTIMIZER_STATE => {
                 format!("{name} {}{}", mib(*bytes), self.state_clue(report, &moment, *bytes))

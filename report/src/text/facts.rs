@@ -6,7 +6,7 @@ use crate::lines::{Lines, clean_name, listed};
 use crate::rules::NO_TAG;
 use crate::steps::largest_unexplained;
 use crate::{GroupBy, Report, apportioned, gap_distance, growth, largest_first, sum, sum_of, sums};
-use gpumem_model::run::{Clock, Device};
+use gpumem_model::run::{Clock, Device, OomDevice};
 use gpumem_model::time::Times;
 use gpumem_model::units::{Unit, signed, thousands};
 use gpumem_model::window::WindowKind;
@@ -108,6 +108,28 @@ pub(super) fn device_line(device: &Device, times: Times) -> String {
     };
     let unified = if reading.unified { "; unified: the host's memory" } else { "" };
     format!("device ({}): {}{unified}", unit.name, equation(unit, &parts))
+}
+
+/// Returns the line on the memory of the whole device when a request failed. `None` if the record does not have it, and on a device
+/// that shares the host's memory.
+pub(super) fn device_line_at(device: &OomDevice) -> Option<String> {
+    let (own, others) = device.holders.split_first().filter(|_| !device.unified)?;
+    let mut parts = vec![("this process".to_owned(), own.used_bytes)];
+    let (more, more_bytes) = device.others;
+    let used = sum(others.iter().map(|holder| holder.used_bytes).chain([more_bytes]));
+    match (others, more) {
+        ([], 0) => {}
+        ([one], 0) if one.pid != 0 => parts.push((format!("pid {}", one.pid), used)),
+        _ => {
+            let count = (others.len() as u64).saturating_add(u64::from(more));
+            parts.push((format!("other processes ({})", thousands(count)), used));
+        }
+    }
+    parts.push((rest_name(false).to_owned(), device.unaccounted_bytes));
+    parts.extend(device.system_bytes.map(|bytes| ("system".to_owned(), signed(bytes))));
+    parts.push((free_name(false).to_owned(), device.free_bytes));
+    let unit = Unit::for_largest(signed(device.total_bytes));
+    Some(format!("device ({}): {}", unit.name, equation(unit, &parts)))
 }
 
 /// Returns the device's memory by holder: this process, other processes, and memory of no process. `None` if these amounts were

@@ -359,6 +359,12 @@ fn device_line(report: &Report<'_>, device: &Device, moment: &Moment, out: &mut 
     if is_past || device.reading.is_none() {
         return;
     }
+    let at_failure = device.details.ooms.iter().find(|oom| oom.time_ns == moment.time_ns);
+    if let Some(line) = at_failure.and_then(|oom| oom.device.as_ref()).and_then(super::facts::device_line_at)
+    {
+        out.prose(&line);
+        return;
+    }
     let times = report.times();
     let is_same = moment.used_bytes() == device.last.used_bytes() || super::device_parts(device).is_none();
     let at = if is_same { String::new() } else { format!(" at {}", times.time(device.last.time_ns)) };

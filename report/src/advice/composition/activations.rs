@@ -1,6 +1,6 @@
 //! Changes for activations: of passes that need no gradients, of one large output, of repeated modules, and of the batch.
 
-use super::super::item::{Item, Kind, Memory, mib, place_of};
+use super::super::item::{Item, Kind, MIB, Memory, mib, place_of};
 use super::graphs;
 use super::parts::Parts;
 use crate::{names, sum};
@@ -15,6 +15,10 @@ use std::collections::BTreeMap;
 const MODULE_SHARE: f64 = 0.4;
 /// Least saving by half the batch, as a divisor: two of three samples are left.
 const LEAST_OF_BATCH: i64 = 3;
+/// Minimum number of completed steps before one counts as an outlier, ...
+const LEAST_STEPS: u64 = 8;
+/// ... and minimum activations of it, as a factor of the most of an earlier step.
+const OUTLIER: f64 = 3.0;
 /// Parts into which the advice splits a large output.
 const CHUNKS: i64 = 8;
 
@@ -116,11 +120,14 @@ pub(super) fn items(device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -> Ve
         };
         let item = Item::new(Kind::LargeOutput, Memory::Activations, device, change).named(tag);
         let beside = parts.short_lived.saturating_add(asked);
+        let of_beside = match beside {
+            ..MIB => String::new(),
+            _ => format!(", and up to {} of temporaries beside it", mib(beside)),
+        };
         let formula = format!(
-            "{}/{CHUNKS} x {} of this output, and up to {} of temporaries beside it, with {CHUNKS} chunks",
+            "{}/{CHUNKS} x {} of this output{of_beside}, with {CHUNKS} chunks",
             CHUNKS - 1,
-            mib(bytes),
-            mib(beside)
+            mib(bytes)
         );
         let most = bytes.saturating_add(beside) / CHUNKS * (CHUNKS - 1);
         items.push(item.estimated([bytes / CHUNKS * (CHUNKS - 1), most], formula));
@@ -137,9 +144,33 @@ pub(super) fn items(device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -> Ve
     let item = Item::new(Kind::BatchSize, Memory::Activations, device, change);
     // Copies of weights do not become smaller with the batch.
     let bytes = parts.activations.saturating_sub(parts.autocast_copies);
-    let formula = format!("1/2 x {} of activations; 1/{LEAST_OF_BATCH} with a batch of 3", mib(bytes));
+    let formula = format!("1/2 x {} of activations, or 1/{LEAST_OF_BATCH} if 3 samples become 2", mib(bytes));
     items.push(item.estimated(of_half_batch(parts, bytes), formula));
     items
+}
+
+/// Returns the change for a step with many times the activations of all earlier ones, such as a batch with one very long sample.
+/// Steps with more passes before their backward pass have more activations for that reason.
+pub(super) fn outlier(device: &Device, parts: &Parts<'_>, oom: &Oom) -> Option<Item> {
+    let rows = &device.details.iterations.rows;
+    let steps = rows.iter().map(|row| row.count).sum::<u64>();
+    let earlier = rows.iter().map(|row| row.activations.peak_bytes).max().filter(|bytes| *bytes > 0)?;
+    let passes = rows.iter().map(|row| row.passes_at_once).max()?.max(1);
+    let is_one_pass = oom.passes_without_backward.is_some_and(|now| now <= passes);
+    let factor = parts.activations as f64 / earlier as f64;
+    let is_outlier = steps >= LEAST_STEPS && factor >= OUTLIER && is_one_pass && !parts.is_inference;
+    (is_outlier && parts.is_large(parts.activations)).then(|| {
+        let change = "Bound the size of a batch, such as by cutting long samples or by batches of samples of like length: the activations of{0} are {1} times the most of an earlier step";
+        let step = oom.step.map_or_else(|| " this step".to_owned(), |step| format!(" step {step}"));
+        let item = Item::new(Kind::OutlierBatch, Memory::Activations, device, change);
+        let item = item.named(step).named(format!("{factor:.0}"));
+        let formula = format!(
+            "{} of activations so far, less {} in the largest of {steps} earlier steps",
+            mib(parts.activations),
+            mib(earlier)
+        );
+        item.estimated([parts.activations - earlier; 2], formula)
+    })
 }
 
 /// Returns the changes for a pass that failed at a large request, or with large temporaries, such as gradients of each sample.
@@ -163,7 +194,7 @@ fn of_failed_pass(device: &Device, parts: &Parts<'_>, oom: &Oom) -> Vec<Item> {
     let change = "If the batch is larger than 1, halve it; else process the sample in pieces";
     let item = Item::new(Kind::BatchSize, Memory::Activations, device, change);
     let formula = format!(
-        "1/2 x {} of activations, temporaries and the request; 1/{LEAST_OF_BATCH} with a batch of 3",
+        "1/2 x {} of activations, temporaries and the request, or 1/{LEAST_OF_BATCH} if 3 samples become 2",
         mib(bytes)
     );
     request.into_iter().chain([item.estimated(of_half_batch(parts, bytes), formula)]).collect()

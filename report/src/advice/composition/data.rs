@@ -7,11 +7,14 @@ use super::parts::{Parts, has_forward_pass, is_data, is_of_line, is_role, steps_
 use crate::Report;
 use gpumem_model::names::Named;
 use gpumem_model::run::{Amounts, Cell, Device, Oom};
+use gpumem_model::timeline::Point;
 use gpumem_wire::{Phase, Role};
 use std::collections::BTreeMap;
 
-/// Minimum share of the process's memory of a history, and from which a data set is named in a program that fits.
+/// Minimum share of the process's memory of a history.
 const MOST_SHARE: f64 = 0.5;
+/// Minimum share of the process's memory from which a data set is named in a program that fits, if no other part is larger.
+const DATA_SHARE: f64 = 0.4;
 /// Maximum level of a history before its rise, and minimum level after it, as a share of the bytes at the peak.
 const EMPTY_SHARE: f64 = 0.2;
 const FULL_SHARE: f64 = 0.95;
@@ -23,6 +26,9 @@ const FULL_POINTS: f64 = 0.1;
 const LEAST_STEPS: u64 = 3;
 /// Minimum share of its bytes that it has through these steps: it does not grow.
 const STEADY_SHARE: f64 = 0.99;
+/// Minimum share of the points of the timeline, and minimum number of points, at which it has them without optimizer steps.
+const LIFE_SHARE: f64 = 0.5;
+const LEAST_POINTS: usize = 8;
 /// Divisor: the advice keeps this part of the entries.
 const KEPT: i64 = 4;
 
@@ -42,8 +48,11 @@ pub(super) fn data_set(
     // A line that makes memory again and again makes no data set.
     let change = match oom.is_some_and(|oom| oom.tag.as_deref() == Some(line)) {
         true => "Move the results that {0} collects to the host in pieces, or keep fewer of them",
+        false if oom.is_none() && parts.is_evaluation => {
+            "If {0} allocates for more than is in use at one time, such as a cache for the largest number of requests and tokens, allocate less; if it makes a data set, keep that on the host, and move each batch to the GPU"
+        }
         false => {
-            "If {0} makes a data set or a buffer of which a step uses a part, keep it on the host and move each batch to the GPU, or keep it in a smaller type if its values have one, such as uint8"
+            "If {0} makes a data set or a buffer of which a step uses a part, keep it on the host and move each batch to the GPU, or keep it in a smaller type if its values have one, such as uint8; cut windows of a series for each batch"
         }
     };
     let item = Item::new(Kind::RetainedTensors, Memory::Data, device, change).named(line);
@@ -51,23 +60,30 @@ pub(super) fn data_set(
     Some(item.estimated([0, bytes], format!("{} that this line allocates, less a batch", mib(bytes))))
 }
 
-/// Returns whether the change is for most of the process's memory, which stays through all steps.
+/// Returns whether the change is for the largest part of the process's memory, which stays through all steps.
 pub(super) fn is_most(report: &Report<'_>, device: &Device, item: &Item, parts: &Parts<'_>) -> bool {
     let is_data_set = item.kind == Kind::RetainedTensors && item.memory == Memory::Data;
+    let others = [parts.activations, parts.parameters, parts.optimizer, parts.short_lived];
+    let is_largest = others.iter().all(|other| *other < item.most());
     let stays = || parts.data.is_some_and(|(line, bytes)| stays(report, device, line, bytes));
-    is_data_set && item.most() as f64 >= parts.used as f64 * MOST_SHARE && stays()
+    is_data_set && is_largest && item.most() as f64 >= parts.used as f64 * DATA_SHARE && stays()
 }
 
-/// Returns whether these bytes of a line stayed, and did not grow, from the first completed step on.
+/// Returns whether these bytes of a line stayed, and did not grow, from the first completed step on, or, in a program without
+/// optimizer steps, through most of its life.
 fn stays(report: &Report<'_>, device: &Device, line: &str, bytes: i64) -> bool {
-    let rows = &device.details.iterations.rows;
-    let (Some(last), steps) = (rows.last(), rows.iter().map(|row| row.count).sum::<u64>()) else {
-        return false;
-    };
-    let kept = steps_through(device, last.end_ns, |point| {
+    let is_whole = |point: &Point| {
         let of_line = report.by_tag(&point.amounts, is_data).get(line).copied().unwrap_or(0);
         of_line as f64 >= bytes as f64 * STEADY_SHARE
-    });
+    };
+    let rows = &device.details.iterations.rows;
+    let Some(last) = rows.last() else {
+        let points = &device.details.timeline.points;
+        let whole = points.iter().filter(|point| is_whole(point)).count();
+        return whole >= LEAST_POINTS && whole as f64 >= points.len() as f64 * LIFE_SHARE;
+    };
+    let steps = rows.iter().map(|row| row.count).sum::<u64>();
+    let kept = steps_through(device, last.end_ns, is_whole);
     // The first step may begin before the first point of the timeline.
     steps >= LEAST_STEPS && kept.saturating_add(1) >= steps
 }
@@ -93,7 +109,7 @@ pub(super) fn history(report: &Report<'_>, device: &Device, parts: &Parts<'_>) -
 }
 
 /// Returns the bytes by line of the program of memory that was made outside of every pass and has no role of a model.
-fn lines<'r>(report: &'r Report<'_>, amounts: &Amounts) -> BTreeMap<&'r str, i64> {
+pub(super) fn lines<'r>(report: &'r Report<'_>, amounts: &Amounts) -> BTreeMap<&'r str, i64> {
     report.by_tag(amounts, |cell| {
         is_of_line(cell) && cell.phase.is_none() && (cell.role.is_none() || is_role(cell, Role::Temporary))
     })

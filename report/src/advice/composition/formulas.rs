@@ -1,5 +1,6 @@
-//! Modules without parameters that hold many times their input, because they compute a formula in several operations: each keeps its
-//! result for the backward pass, where one operation of PyTorch keeps its input only.
+//! Formulas that are computed in several operations: each keeps its result for the backward pass, where one operation of PyTorch keeps
+//! its input only. They are found as modules without parameters that hold many times their input, as modules whose own operations hold
+//! many times the outputs of the modules inside, and as lines outside of modules of which the backward pass makes more tensors.
 
 use super::super::item::{Item, Kind, Memory, mib};
 use super::activations::repeated;
@@ -13,6 +14,83 @@ use std::collections::BTreeMap;
 /// Minimum bytes of such a module, as a factor of those of the largest module with parameters beside it. One operation keeps at most
 /// its input and its output.
 const MANY_TIMES: i64 = 3;
+
+/// Minimum bytes of a module's own operations, as a factor of those of the largest module inside of it or beside it. Attention with
+/// one operation has its inputs and outputs, and copies of them in other orders.
+const MANY_OUTPUTS: i64 = 5;
+/// Minimum share of the process's memory of a formula, for a program that fits.
+const MOST_SHARE: f64 = 0.4;
+/// Minimum number of tensors that the backward pass makes of a line's tensors, in their size, ...
+const LEAST_TENSORS: i64 = 2;
+/// ... and maximum difference from this size, as a share of it.
+const SAME_SHARE: f64 = 0.02;
+/// Minimum share of the process's memory of the line's tensors.
+const LINE_SHARE: f64 = 0.1;
+
+/// Returns whether a formula has so much of the memory that it is named in a program that fits, too.
+pub(super) fn is_most(item: &Item, parts: &Parts<'_>) -> bool {
+    item.kind == Kind::FusedOperation && item.most() as f64 >= parts.used as f64 * MOST_SHARE
+}
+
+/// Returns the change for a line outside of modules that keeps tensors for the backward pass, which makes more tensors of their size
+/// outside of modules, such as the differences of all pairs of rows.
+pub(super) fn of_line(device: &Device, parts: &Parts<'_>) -> Option<Item> {
+    let lines = parts.by_tag.iter().filter(|(tag, _)| names::is_line(tag));
+    let (line, bytes) = lines.max_by_key(|(_, bytes)| **bytes)?;
+    let made = parts.backward_outside;
+    let count = (made as f64 / (*bytes).max(1) as f64).round() as i64;
+    let of_count = bytes.saturating_mul(count);
+    let is_same = made.abs_diff(of_count) as f64 <= of_count as f64 * SAME_SHARE;
+    let is_large =
+        *bytes as f64 >= parts.used as f64 * LINE_SHARE && parts.is_large(bytes.saturating_add(made));
+    (is_same && count >= LEAST_TENSORS && is_large).then(|| {
+        let change = "If {0} computes a formula of all pairs of rows, use one operation (such as torch.cdist for distances), or compute it in chunks of the rows, each with its backward pass";
+        let item = Item::new(Kind::FusedOperation, Memory::Activations, device, change).named(*line);
+        let formula = format!(
+            "{} of activations of this line, and {count} x as much that the backward pass makes outside of modules",
+            mib(*bytes)
+        );
+        item.estimated([0, bytes.saturating_add(made)], formula)
+    })
+}
+
+/// Returns the change for modules, alike except for their numbers, whose own operations keep many times as much as the largest module
+/// inside of them or beside them, such as the scores or the mask of all pairs of tokens.
+pub(super) fn own_operations(device: &Device, parts: &Parts<'_>) -> Option<Item> {
+    let names = || parts.parameters_by_tag.keys();
+    let is_composed = |path: &str| {
+        names().any(|name| parent(name) != path && is_inside(name, path))
+            && !names().any(|name| parent(name) == path)
+    };
+    // Paths with `*` in place of the first number -> bytes, number of modules, the largest output inside and beside of one of them.
+    let mut groups: BTreeMap<String, (i64, i64, i64)> = BTreeMap::new();
+    for (tag, bytes) in &parts.by_tag {
+        let path = without_sum(tag);
+        let Some((starred, own)) = repeated(path).filter(|_| !names::is_line(path) && is_composed(path))
+        else {
+            continue;
+        };
+        let within = parent(path);
+        let others = parts.by_tag.iter().map(|(other, bytes)| (without_sum(other), *bytes));
+        let others = others.filter(|(other, _)| *other != path && is_inside(other, within));
+        let largest = others.map(|(_, bytes)| bytes).max().unwrap_or(0);
+        let group = groups.entry(starred + &path[own.len()..]).or_default();
+        *group = (group.0.saturating_add(*bytes), group.1 + 1, group.2.max(largest));
+    }
+    let (name, (bytes, count, largest)) = groups.into_iter().max_by_key(|(_, (bytes, ..))| *bytes)?;
+    let is_many = largest > 0 && bytes / count >= largest.saturating_mul(MANY_OUTPUTS);
+    (is_many && count > 1 && !parts.is_inference && parts.is_large(bytes)).then(|| {
+        let change = "If {0} makes scores or a mask of all pairs of tokens, call F.scaled_dot_product_attention with is_causal=True and without a mask, or make one mask for all layers, without a dimension for the batch and the heads";
+        let item = Item::new(Kind::FusedOperation, Memory::Activations, device, change).named(name);
+        let formula = format!(
+            "{} of activations of the own operations of {}; modules inside and beside have at most {} each",
+            mib(bytes),
+            plural(count.unsigned_abs(), "module"),
+            mib(largest)
+        );
+        item.estimated([0, bytes], formula)
+    })
+}
 
 /// Returns the module that contains a module: `Net/layers` of `Net/layers/gelu`; empty for a root.
 fn parent(tag: &str) -> &str {

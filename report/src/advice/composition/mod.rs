@@ -1,6 +1,7 @@
 //! Changes for memory that the program needs: by role and module at the failed request, or else at the peak.
 
 mod activations;
+mod course;
 mod data;
 mod earlier;
 mod evaluation;
@@ -9,6 +10,7 @@ mod graphs;
 pub(super) mod library;
 mod model;
 mod parts;
+mod precision;
 
 use self::parts::{Parts, has_forward_pass};
 use super::item::{Item, Kind, Memory, mib, place_of};
@@ -28,10 +30,15 @@ pub(super) fn parts(report: &Report<'_>, device: &Device, oom: Option<&Oom>) -> 
 
 fn of_parts(report: &Report<'_>, device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -> Vec<Item> {
     let of_library = library::item(device, parts, oom);
+    let has_library = of_library.is_some();
     // The pass in which a collection of results becomes too large has no part in it.
     let of_pass = (!library::is_kept(oom)).then(|| activations::items(device, parts, oom));
     let mut items: Vec<Item> = of_library.into_iter().chain(of_pass.into_iter().flatten()).collect();
     items.extend(formulas::item(device, parts));
+    items.extend(formulas::own_operations(device, parts).filter(|_| !has_library));
+    items.extend(formulas::of_line(device, parts));
+    items.extend(precision::copy_of_output(report, device, parts, oom));
+    items.extend(model::equal_models(device, parts));
     items.extend(model::kept_gradients(device, parts, oom));
     items.extend(model::sparse_gradients(device, parts));
     items.extend(model::optimizer(device, parts, oom));
@@ -42,12 +49,13 @@ fn of_parts(report: &Report<'_>, device: &Device, parts: &Parts<'_>, oom: Option
     items.extend(oom.and_then(|oom| earlier::previous_result(report, device, oom)));
     items.extend(oom.is_none().then(|| evaluation::larger_than_training(report, device)).flatten());
     let history = oom.is_none().then(|| data::history(report, device, parts)).flatten();
+    let of_course = history.or_else(|| oom.is_none().then(|| course::item(report, device, parts)).flatten());
     let data = data::data_set(report, device, parts, oom);
     // Such a line did not make a data set before the first step.
     let is_same =
-        |data: &Item| history.as_ref().is_some_and(|history| history.untrusted_names == data.untrusted_names);
+        |data: &Item| of_course.as_ref().is_some_and(|item| item.untrusted_names == data.untrusted_names);
     items.extend(data.filter(|data| !is_same(data)));
-    items.extend(history);
+    items.extend(of_course);
     items.extend(unused_yet(report, device, parts, oom));
     // Changes with a small price come first if the memory is known to exist, and so does float64.
     let is_first = |item: &Item| {
@@ -65,6 +73,11 @@ fn of_parts(report: &Report<'_>, device: &Device, parts: &Parts<'_>, oom: Option
     for item in &mut items {
         item.saves_bytes = item.saves_bytes.map(|saved| saved.map(|bytes| bytes.min(parts.used)));
     }
+    // A batch that is much larger than all others is the cause, whatever else could be smaller.
+    if let Some(item) = oom.and_then(|oom| activations::outlier(device, parts, oom)) {
+        let after = items.iter().take_while(|item| item.is_cheap()).count();
+        items.insert(after, item);
+    }
     // The size of the next attempt decides how much is saved.
     if let Some((item, is_certain)) = oom.and_then(|oom| earlier::failed_attempt(report, device, oom)) {
         items.insert(if is_certain { 0 } else { items.len() }, item);
@@ -80,7 +93,12 @@ pub(super) fn cheap(report: &Report<'_>, device: &Device) -> Vec<Item> {
     let parts = Parts::of(report, device, None);
     let mut items = of_parts(report, device, &parts, None);
     items.retain(|item| {
-        (item.is_cheap() || data::is_most(report, device, item, &parts)) && item.most() as f64 >= least
+        let is_most = || {
+            data::is_most(report, device, item, &parts)
+                || formulas::is_most(item, &parts)
+                || item.kind == Kind::EqualModels
+        };
+        (item.is_cheap() || is_most()) && item.most() as f64 >= least
     });
     items
 }

@@ -1,6 +1,6 @@
 //! Changes for parameters, gradients, and the optimizer's state and temporaries.
 
-use super::super::item::{Item, Kind, Memory, is_material, mib};
+use super::super::item::{Item, Kind, MIB, Memory, is_material, mib};
 use super::parts::Parts;
 use crate::findings::{is_of_second_optimizer, state_of_earlier_steps};
 use crate::sum;
@@ -12,6 +12,8 @@ use gpumem_wire::Phase;
 const TWO_GRADIENTS: f64 = 1.2;
 /// Maximum bytes of the rows that a batch uses, as a share of the tables, for sparse gradients to be small.
 const ROWS_SHARE: f64 = 0.25;
+/// Minimum bytes of all equal models but one, as a share of the process's memory.
+const EQUAL_SHARE: f64 = 0.4;
 /// Gradients of at least this many times the parameters are not explained by buckets.
 const MOST_GRADIENTS: i64 = 3;
 
@@ -67,6 +69,18 @@ pub(super) fn copy_of_base(device: &Device, parts: &Parts<'_>) -> Option<Item> {
     })
 }
 
+/// Returns the change for models of one class with the same sizes, in a program that trains nothing, such as one for each thread.
+pub(super) fn equal_models(device: &Device, parts: &Parts<'_>) -> Option<Item> {
+    let (name, count, bytes) = parts.sizes.equal_models().filter(|_| parts.is_evaluation)?;
+    let saved = bytes.saturating_mul(count - 1);
+    (count > 2 && saved <= parts.used && saved as f64 >= parts.used as f64 * EQUAL_SHARE).then(|| {
+        let change = "If the {1} models like {0} have the same weights, share one: threads can call it at the same time in evaluation mode";
+        let item = Item::new(Kind::EqualModels, Memory::Parameters, device, change).named(name).named(count.to_string());
+        let formula = format!("{} x {} of parameters of a model; models of an ensemble differ", count - 1, mib(bytes));
+        item.estimated([0, saved], formula)
+    })
+}
+
 /// Returns the change for gradients that were not cleared before the forward pass. An optimizer step needs all gradients, so clearing
 /// them earlier saves nothing if memory runs out there.
 pub(super) fn kept_gradients(device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -> Option<Item> {
@@ -118,7 +132,8 @@ pub(super) fn sparse_gradients(device: &Device, parts: &Parts<'_>) -> Option<Ite
     let held = tables.min(parts.gradients);
     (is_few && parts.is_large(held.saturating_mul(2))).then(|| {
         let change = "Pass sparse=True to the nn.Embedding tables, and update them with SparseAdam (or SGD): their gradients have all rows, and a batch uses few";
-        let item = Item::new(Kind::SparseGradients, Memory::Gradients, device, change);
+        // The optimizer's temporaries are among them, and SparseAdam has no smaller state.
+        let item = Item::new(Kind::SparseGradients, Memory::OptimizerState, device, change);
         let formula = format!(
             "{} of gradients of embedding tables, and up to as many temporaries of the optimizer; all activations have {}",
             mib(held),
@@ -207,11 +222,11 @@ pub(super) fn precision(device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -
     let [parameters, followers] = parts.of_main_kind(state);
     let model = parameters.saturating_add(followers);
     let others = parts.activations.saturating_add(parts.short_lived);
-    let formula = format!(
-        "1/2 x {} of parameters, gradients and optimizer state, and 1/2 x up to {} of activations and temporaries",
-        mib(model),
-        mib(others)
-    );
+    let of_others = match others {
+        ..MIB => String::new(),
+        _ => format!(", and 1/2 x up to {} of activations and temporaries", mib(others)),
+    };
+    let formula = format!("1/2 x {} of parameters, gradients and optimizer state{of_others}", mib(model));
     let both = [model / 2, model.saturating_add(others) / 2];
     let item = |change: &str| Item::new(Kind::ParameterPrecision, Memory::Parameters, device, change);
     match kind {

@@ -28,6 +28,8 @@ pub(in crate::advice) struct Parts<'r> {
     pub optimizer_temporaries: i64,
     /// Temporaries, and what the backward pass has made so far except gradients of parameters.
     pub short_lived: i64,
+    /// Temporaries that the backward pass made outside of modules.
+    pub backward_outside: i64,
     pub used: i64,
     pub by_tag: BTreeMap<&'r str, i64>,
     /// Parameters, by their paths in the model.
@@ -216,6 +218,11 @@ impl<'r> Parts<'r> {
             short_lived: held(run, amounts, |cell| {
                 let is_of_backward = cell.role.is_none() && cell.phase.as_deref() == Phase::Backward.name();
                 is_role(cell, Role::Temporary) || cell.class == Class::Block && is_of_backward
+            }),
+            backward_outside: held(run, amounts, |cell| {
+                is_role(cell, Role::Temporary)
+                    && cell.phase.as_deref() == Phase::Backward.name()
+                    && cell.tag.is_none()
             }),
             used: most_used(device).unwrap_or(0).max(oom.map_or(0, |oom| oom.tracked_bytes)).max(1),
             unused_gradients: held(run, amounts, |cell| {

@@ -4,7 +4,7 @@ use super::*;
 
 /// Returns a run that ended well. At the peak, after ten of twelve steps of 10 ns, it held these GiB by role and tag, on a device
 /// of 40 GiB.
-fn fitting(held: &[(Role, &str, i64)]) -> Run {
+pub(super) fn fitting(held: &[(Role, &str, i64)]) -> Run {
     let mut run = holding(held);
     let device = &mut run.devices[0];
     let oom = device.details.ooms.remove(0);
@@ -32,13 +32,13 @@ fn level(gib: i64) -> Level {
     Level { peak_bytes: gib * GIB, last_bytes: 0 }
 }
 
-fn first(run: &Run) -> Option<(Kind, [i64; 2])> {
+pub(super) fn first(run: &Run) -> Option<(Kind, [i64; 2])> {
     let item = items(run).into_iter().next()?;
     Some((item.kind, item.saves_bytes.unwrap_or_default().map(|bytes| bytes / GIB)))
 }
 
 /// Sets the phase of a run's cells from index `from` on.
-fn made_in(run: &mut Run, from: usize, phase: Phase) {
+pub(super) fn made_in(run: &mut Run, from: usize, phase: Phase) {
     run.cells[from..].iter_mut().for_each(|cell| cell.phase = phase.name().map(Into::into));
 }
 
@@ -344,7 +344,8 @@ fn data_set_that_is_most_of_the_memory_is_named() {
     );
     assert_eq!(advised(20, 20), Some((Kind::RetainedTensors, [0, 20])), "a step may use all of it");
     assert_eq!(advised(20, 10), None, "memory that changes");
-    assert_eq!(advised(5, 5), None, "less than half of the memory");
+    assert_eq!(advised(3, 3), None, "less than 2/5 of the memory");
+    assert_eq!(advised(4, 4), None, "no more than the activations");
 }
 
 #[test]

@@ -157,14 +157,14 @@ mod tests {
         };
         let jumps = rate(|at| at / 6 * 60, 1).expect("it grows");
         assert!(
-            jumps.ends_with("over 53 steps (about +60.0 MiB in each of 8, and nothing in the others)"),
+            jumps.ends_with("over 53 steps (8 of them add about 60 MiB each, the others nothing)"),
             "{jumps}"
         );
         let both = rate(|at| at / 6 * 60 + at * 4, 1).expect("it grows");
-        assert!(!both.contains("in each of"), "the other steps add, too: {both}");
+        assert!(!both.contains("of them add"), "the other steps add, too: {both}");
         let steady = rate(|at| at * 10, 1).expect("it grows");
         assert_eq!(steady, "+10.0 MiB per step over 53 steps");
         let unknown = rate(|at| at / 6 * 60, 4).expect("it grows");
-        assert!(!unknown.contains("in each of"), "several steps for each point: {unknown}");
+        assert!(!unknown.contains("of them add"), "several steps for each point: {unknown}");
     }
 }

@@ -1,0 +1,135 @@
+//! Changes for memory of one line outside of every pass, judged by its course over time: copies of a model with its optimizer's
+//! state, and a queue of tensors.
+
+use super::super::item::{Item, Kind, Memory, mib};
+use super::data::lines;
+use super::parts::{Parts, steps_through};
+use crate::{Report, held};
+use gpumem_model::run::{Class, Device};
+use std::collections::BTreeMap;
+
+/// Maximum difference of such a copy from the parameters and the state, as a share of these: buffers are copied, too.
+const SAME_SHARE: f64 = 0.02;
+/// Minimum number of completed steps through which a copy stays.
+const LEAST_STEPS: u64 = 3;
+/// A queue is full at a level of at least this share of its bytes at the peak.
+const FULL_SHARE: f64 = 0.9;
+/// Minimum share of the points of the timeline at which a queue is full.
+const FULL_POINTS: f64 = 0.3;
+/// Minimum number of times that the level of a full queue rises, and that it falls.
+const LEAST_CHANGES: usize = 5;
+/// Minimum and maximum number of tensors in a queue.
+const LEAST_TENSORS: i64 = 8;
+const MOST_IN_QUEUE: i64 = 256;
+/// A queue rises and falls by at most this many of its tensors between two points, ...
+const MOST_TENSORS: i64 = 4;
+/// ... in at least this share of its changes. The size of a single tensor that is made anew changes by any amount.
+const SMALL_CHANGES: f64 = 0.8;
+/// Maximum difference of a change from a multiple of a tensor's size, as a share of this size.
+const MULTIPLE: f64 = 0.1;
+/// The advice leaves this many tensors of a queue at least.
+const LEFT: i64 = 2;
+
+/// The course of the line with the most memory.
+struct Course<'r> {
+    line: &'r str,
+    /// Bytes at the peak.
+    bytes: i64,
+    /// Time, bytes of the line, and all bytes in use, at the points of the timeline.
+    points: Vec<(u64, i64, i64)>,
+    /// All bytes in use at the peak.
+    in_use: i64,
+}
+
+/// Returns the change for the line with the most memory, in a program that fits.
+pub(super) fn item(report: &Report<'_>, device: &Device, parts: &Parts<'_>) -> Option<Item> {
+    let of_peak = lines(report, &device.peak.amounts);
+    let (line, bytes) = of_peak.into_iter().max_by_key(|(_, bytes)| *bytes)?;
+    if !parts.is_large(bytes) {
+        return None;
+    }
+    let idle = |amounts| held(report.run, amounts, |cell| cell.class == Class::PoolIdle);
+    let points = device.details.timeline.points.iter().map(|point| {
+        let level = lines(report, &point.amounts).get(line).copied().unwrap_or(0);
+        (point.time_ns, level, point.tracked_bytes().saturating_sub(idle(&point.amounts)))
+    });
+    let in_use = device.peak.tracked_bytes?.saturating_sub(idle(&device.peak.amounts));
+    let course = Course { line, bytes, points: points.collect(), in_use };
+    course.copies(report, device, parts).or_else(|| course.queue(device))
+}
+
+impl Course<'_> {
+    /// Returns the change for copies of a model and its optimizer's state. Nothing in a training step needs such a copy.
+    fn copies(&self, report: &Report<'_>, device: &Device, parts: &Parts<'_>) -> Option<Item> {
+        let state = parts.parameters.saturating_add(parts.optimizer);
+        let count = (self.bytes as f64 / state.max(1) as f64).round() as i64;
+        let is_copy = |bytes: i64, copies: i64| {
+            let of_copies = state.saturating_mul(copies);
+            bytes.abs_diff(of_copies) as f64 <= of_copies as f64 * SAME_SHARE
+        };
+        let rows = &device.details.iterations.rows;
+        // A copy of the state can be made only after the first step has made the state.
+        let is_later = self
+            .points
+            .iter()
+            .find(|(_, level, _)| *level > 0)
+            .is_some_and(|(time_ns, ..)| rows.first().is_some_and(|row| row.end_ns <= *time_ns));
+        let is_kept = || {
+            steps_through(device, rows.last().map_or(0, |row| row.end_ns), |point| {
+                let level = lines(report, &point.amounts).get(self.line).copied().unwrap_or(0);
+                level as f64 >= state as f64 * (1.0 - SAME_SHARE)
+            }) >= LEAST_STEPS
+        };
+        let has_state = parts.parameters > 0 && parts.optimizer > 0 && count > 0;
+        if !has_state || !is_copy(self.bytes, count) || !is_later || !is_kept() {
+            return None;
+        }
+        let change = "Keep the copy of the model and its optimizer's state that {0} makes on the host: copy each tensor with .cpu()";
+        let item = Item::new(Kind::StateCopy, Memory::Data, device, change).named(self.line);
+        let copies = if count == 1 { "1 copy".to_owned() } else { format!("{count} copies") };
+        let formula = format!(
+            "{} are {copies} of {} of parameters and optimizer state, made after the first step; at least what no other moment needs",
+            mib(self.bytes),
+            mib(state)
+        );
+        let others = self.points.iter().map(|(_, level, in_use)| in_use.saturating_sub(*level)).max()?;
+        let least = self.in_use.saturating_sub(others.max(self.in_use.saturating_sub(self.bytes)));
+        (least > 0).then(|| item.estimated([least, self.bytes], formula))
+    }
+
+    /// Returns the change for a line whose tensors of one size are made and freed all the time while about as many are alive: a
+    /// queue of batches that are ready, or a buffer of the latest results.
+    fn queue(&self, device: &Device) -> Option<Item> {
+        let is_full = |level: i64| level as f64 >= self.bytes as f64 * FULL_SHARE;
+        let full = self.points.iter().filter(|(_, level, _)| is_full(*level)).count();
+        let pairs = self.points.windows(2).map(|pair| (pair[0].1, pair[1].1));
+        let pairs = pairs.filter(|(before, after)| is_full(*before) && is_full(*after));
+        // Small tensors beside the large ones, such as labels, do not count.
+        let is_change = |by: &i64| by.abs() > self.bytes / MOST_IN_QUEUE;
+        let changes: Vec<i64> = pairs.map(|(before, after)| after - before).filter(is_change).collect();
+        let mut sizes: BTreeMap<i64, usize> = BTreeMap::new();
+        changes.iter().for_each(|by| *sizes.entry(by.abs()).or_default() += 1);
+        let tensor = *sizes.first_key_value()?.0;
+        let small = changes.iter().filter(|by| by.abs() <= tensor.saturating_mul(MOST_TENSORS)).count();
+        let is_multiple = |bytes: i64| {
+            let rest = bytes.abs() % tensor;
+            rest.min(tensor - rest) as f64 <= tensor as f64 * MULTIPLE
+        };
+        let count = self.bytes / tensor;
+        let rises = changes.iter().filter(|by| **by > 0).count();
+        let is_queue = full as f64 >= self.points.len() as f64 * FULL_POINTS
+            && rises.min(changes.len() - rises) >= LEAST_CHANGES
+            && small as f64 >= changes.len() as f64 * SMALL_CHANGES
+            && changes.iter().all(|by| is_multiple(*by))
+            && count >= LEAST_TENSORS;
+        is_queue.then(|| {
+            let change = "If {0} fills a queue, such as one of prefetched batches, keep fewer of them ready, or keep them in pinned memory of the host; if it keeps the latest results, keep fewer, or keep them on the host";
+            let item = Item::new(Kind::Queue, Memory::Data, device, change).named(self.line);
+            let formula = format!(
+                "1/2 to all but {LEFT} of about {count} x {}, which this line makes and something frees all the time",
+                mib(tensor)
+            );
+            item.estimated([self.bytes / 2, tensor * (count - LEFT)], formula)
+        })
+    }
+}
