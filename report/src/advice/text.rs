@@ -91,7 +91,7 @@ pub fn text(report: &Report<'_>, advice: &Advice) -> String {
                 format!("{}{total} at the peak, and no finding", mib(used))
             }
         };
-        return format!("Nothing to change: {why}\n{}", replay(advice));
+        return format!("No free change is known: {why}\n{}", replay(advice));
     }
     let command = command_line_of(report.run, COMMAND);
     let mut lines = match (outcome(report, &found), advice.outcome) {

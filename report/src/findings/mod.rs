@@ -295,6 +295,23 @@ mod tests {
             "{what}"
         );
         assert_eq!(found(&mut run, 80), None);
+        (run.coverage.partial_history, run.coverage.lost) = (true, 9);
+        assert_eq!(found(&mut run, 16), None, "blocks may be missing");
+    }
+
+    #[test]
+    fn findings_that_explain_little_beside_the_first_are_omitted() {
+        let kinds = |bytes: &[i64]| {
+            let finding = |bytes: &i64| {
+                Finding::new(Kind::Growth, Severity::Warning, None, (*bytes, 1000), String::new())
+            };
+            let mut findings: Vec<Finding> = bytes.iter().map(finding).collect();
+            rank(&mut findings);
+            findings.into_iter().map(|finding| finding.bytes).collect::<Vec<_>>()
+        };
+        assert_eq!(kinds(&[25, 900, 10, 60]), [900, 60], "below 3 % of the first");
+        assert_eq!(kinds(&[500, 19, 21]), [500, 21], "below 2 % of the process");
+        assert_eq!(kinds(&[5]), [5], "the first one");
     }
 
     /// Returns a run with a device of 16 GiB, for tests.

@@ -201,3 +201,32 @@ fn beside(device: &Device, out: &mut Lines) {
     let named = named.map(|(name, bytes)| (name.to_owned(), bytes));
     out.prose(&list("beside the sum", Unit::for_largest(largest), named, usize::MAX));
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gpumem_model::run::Holder;
+
+    #[test]
+    fn device_at_a_failure_adds_up_with_other_processes() {
+        const MIB: i64 = 1 << 20;
+        let holder = |pid: u32, mib: i64| Holder { pid, used_bytes: mib * MIB, ..Holder::default() };
+        let mut device = OomDevice {
+            total_bytes: 1000 << 20,
+            free_bytes: 50 * MIB,
+            system_bytes: Some(100 << 20),
+            holders: vec![holder(5, 600), holder(7, 250)],
+            ..OomDevice::default()
+        };
+        let line = |device: &OomDevice| device_line_at(device).unwrap_or_default();
+        assert_eq!(
+            line(&device),
+            "device (MiB): 600.0 this process + 250.0 pid 7 + 0.0 unaccounted + 100.0 system + 50.0 free = 1,000.0"
+        );
+        device.others = (2, 30 * MIB);
+        assert!(line(&device).contains(" + 280.0 other processes (3) + "), "{}", line(&device));
+        device.unified = true;
+        assert_eq!(device_line_at(&device), None);
+        assert_eq!(device_line_at(&OomDevice::default()), None, "an older record");
+    }
+}

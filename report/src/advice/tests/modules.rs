@@ -146,6 +146,14 @@ fn large_tables_of_which_a_batch_uses_few_rows_need_sparse_gradients() {
         let tables = tables.replace("ALL", &bytes.to_string());
         let models = format!("Net\tfloat32\t{bytes}\t{bytes}\t{bytes}{tables}\n\tfloat32\t9\t0\t0");
         run.process.claims.insert("models".into(), models);
+        let (advice, ..) = advice(&run, &Evidence::default());
+        let chosen: Vec<Kind> = advice
+            .together
+            .iter()
+            .flat_map(|(numbers, _)| numbers.iter().map(|at| advice.items[at - 1].kind))
+            .collect();
+        let is_both = chosen.contains(&Kind::SparseGradients) && chosen.contains(&Kind::OptimizerState);
+        assert!(!is_both, "SparseAdam has no 8-bit state");
         let kinds = [Kind::SparseGradients, Kind::OptimizerState];
         (items(&run)[0].kind, kinds.map(|kind| of_kind(&run, kind).is_some()))
     };

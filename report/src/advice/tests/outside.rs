@@ -26,6 +26,28 @@ fn another_tenant_has_a_name_and_a_time() {
     let item = of_kind(&run, Kind::OtherProcess).expect("advice");
     assert!(item.sentence().contains("bob 7"), "{}", item.sentence());
     assert!(item.formula.contains("13,312 MiB and was first seen at "), "{}", item.formula);
+    assert!(item.change.contains("another tenant"), "{}", item.change);
+    let mut child = run.clone();
+    child.process.pid = 7;
+    let children = [child];
+    let items = advice(&run, &Evidence { replay: None, children: &children }).0.items;
+    let item = items.into_iter().find(|item| item.kind == Kind::OtherProcess).expect("advice");
+    assert!(
+        item.sentence().starts_with("End the program's own child process (bob 7)"),
+        "{}",
+        item.sentence()
+    );
+}
+
+#[test]
+fn the_request_that_a_limit_refused_fits_without_it() {
+    let mut run = holding(&[(Role::Activation, "Net/a", 5)]);
+    let oom = &mut run.devices[0].details.ooms[0];
+    (oom.kind, oom.asked_bytes, oom.device_free_bytes) = (OomKind::Pool, 2 << 30, Some(3 << 30));
+    oom.device.as_mut().expect("a device").free_bytes = 3 * GIB;
+    let (advice, text, _) = advice(&run, &Evidence::default());
+    assert_eq!(advice.items[0].kind, Kind::PoolLimit);
+    assert!(text.contains("\n   without it, the request fits with 1,024 MiB to spare: "), "{text}");
 }
 
 #[test]

@@ -90,3 +90,34 @@ fn a_limit_is_named_by_what_sets_it() {
     run.process.claims.insert("alloc_conf".into(), "per_process_memory_fraction:0.4".into());
     assert_eq!(pool_limit_setting(&run), "per_process_memory_fraction in the allocator's settings");
 }
+
+/// The report and the advice recommend the same change.
+#[test]
+fn graphs_with_pools_of_their_own_share_one() {
+    let advised = |graphs: u64, pools: u32| {
+        let idle = Cell { pool: Some(names::TORCH.into()), ..cell(Class::PoolIdle, "") };
+        let mut run = failed(vec![cell(Class::Block, "Net"), idle], &[1, 9], 8);
+        let details = &mut run.devices[0].details;
+        details.graphs = graphs;
+        details.pools = vec![gpumem_model::run::Pool { private_pools: Some(pools), ..Default::default() }];
+        causes_of(&run).into_iter().find(|finding| finding.kind == Kind::Fragmentation)?.advice
+    };
+    assert!(advised(5, 5).is_some_and(|text| text.contains("into one pool")));
+    assert!(advised(5, 1).is_some_and(|text| text.contains("expandable_segments")), "they share one");
+    assert!(advised(0, 0).is_some_and(|text| text.contains("expandable_segments")));
+}
+
+/// A module with half of the activations is named with its own bytes, and not with all of them.
+#[test]
+fn all_activations_are_of_a_module_only_if_it_has_most_of_them() {
+    let activation =
+        |tag: &str| Cell { role: Role::Activation.name().map(Into::into), ..cell(Class::Block, tag) };
+    let named = |others: usize| {
+        let mut cells = vec![activation("train.py:16 loss")];
+        cells.extend((0..others).map(|at| activation(&format!("Net{at}/layer"))));
+        let held = [vec![20], vec![1; others]].concat();
+        causes_of(&failed(cells, &held, 8)).remove(0).what
+    };
+    assert!(named(2).contains(": activations of train.py:16 loss 22,528"), "{}", named(2));
+    assert!(named(18).contains(": activations 38,912 (20,480 of train.py:16 loss)"), "{}", named(18));
+}
