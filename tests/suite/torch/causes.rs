@@ -66,7 +66,7 @@ const PLANTED: [(&str, &str, &str, &str); 30] = [
     ("hooks_of_gradients_keep", "growth", "gradients of Net:", "retained_tensors"),
     ("evaluation_with_gradients", "no_backward", "training step", "evaluation_gradients"),
     ("batch_too_large", "too_large", "activations", "checkpointing"),
-    ("long_batch_too_large", "too_large", "activations", "checkpointing"),
+    ("long_batch_too_large", "too_large", "activations", "outlier_batch"),
     ("model_too_large", "too_large", "__init__", "parameter_precision"),
     ("logits_too_large", "too_large", "activations", "large_output"),
     ("second_optimizer", "too_large", "optimizer state", "optimizer_state"),

@@ -38,7 +38,7 @@ const PLANTED: [(&str, &str, &str, &str, &str); 29] = [
     ("graphs", "10G", "CUDA graphs", "graph_pools", "one pool"),
     ("jobs", "80G", "", "idle_context", "child processes"),
     ("logits", "40G", "LlamaForCausalLM", "large_output", "chunks"),
-    ("naive_attention", "16G", "Reader/attn", "checkpointing", "Reader/attn.*"),
+    ("naive_attention", "16G", "Reader/attn", "fused_operation", "scaled_dot_product_attention"),
     ("pinned", "80G", "pinned host memory", "pinned_memory", "fixed set"),
     ("position_bias", "80G", "a cache with an entry for each size", "retained_tensors", "such as lru_cache"),
     ("preds", "80G", "Tagger/classifier", "retained_tensors", "keeping the outputs"),

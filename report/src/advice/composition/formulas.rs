@@ -62,25 +62,27 @@ pub(super) fn own_operations(device: &Device, parts: &Parts<'_>) -> Option<Item>
         names().any(|name| parent(name) != path && is_inside(name, path))
             && !names().any(|name| parent(name) == path)
     };
-    // Paths with `*` in place of the first number -> bytes, number of modules, the largest output inside and beside of one of them.
+    // The path with `*` in place of the first number.
+    let alike = |path: &str| repeated(path).map(|(starred, own)| starred + &path[own.len()..]);
+    // Paths -> bytes, number of modules, the largest output of another module inside or beside one of them.
     let mut groups: BTreeMap<String, (i64, i64, i64)> = BTreeMap::new();
     for (tag, bytes) in &parts.by_tag {
         let path = without_sum(tag);
-        let Some((starred, own)) = repeated(path).filter(|_| !names::is_line(path) && is_composed(path))
-        else {
+        let Some(name) = alike(path).filter(|_| !names::is_line(path) && is_composed(path)) else {
             continue;
         };
-        let within = parent(path);
         let others = parts.by_tag.iter().map(|(other, bytes)| (without_sum(other), *bytes));
-        let others = others.filter(|(other, _)| *other != path && is_inside(other, within));
+        let others = others.filter(|(other, _)| {
+            is_inside(other, parent(path)) && alike(other).as_deref() != Some(name.as_str())
+        });
         let largest = others.map(|(_, bytes)| bytes).max().unwrap_or(0);
-        let group = groups.entry(starred + &path[own.len()..]).or_default();
+        let group = groups.entry(name).or_default();
         *group = (group.0.saturating_add(*bytes), group.1 + 1, group.2.max(largest));
     }
     let (name, (bytes, count, largest)) = groups.into_iter().max_by_key(|(_, (bytes, ..))| *bytes)?;
     let is_many = largest > 0 && bytes / count >= largest.saturating_mul(MANY_OUTPUTS);
     (is_many && count > 1 && !parts.is_inference && parts.is_large(bytes)).then(|| {
-        let change = "If {0} makes scores or a mask of all pairs of tokens, call F.scaled_dot_product_attention with is_causal=True and without a mask, or make one mask for all layers, without a dimension for the batch and the heads";
+        let change = "If {0} makes scores or a mask of all pairs of tokens, call F.scaled_dot_product_attention (with is_causal=True in place of a causal mask), or make one mask for all layers, without a dimension for the batch and the heads";
         let item = Item::new(Kind::FusedOperation, Memory::Activations, device, change).named(name);
         let formula = format!(
             "{} of activations of the own operations of {}; modules inside and beside have at most {} each",

@@ -108,6 +108,7 @@ fn formulas_of_pairs_and_own_operations_of_modules_are_named() {
     assert_eq!(pairs(2, 6), Some((Kind::FusedOperation, [0, 8])));
     assert_eq!(pairs(4, 6), None, "other tensors");
     assert_eq!(pairs(3, 3), None, "the gradient of a loss");
+    // Two layers whose own operations keep `own` GiB, and those inside of them 1 GiB; the parameter `name` beside theirs.
     let masks = |own: i64, name: &str| {
         let parameters = ["Net/h.0/attn/qkv/weight", "Net/h.1/attn/qkv/weight", name];
         let parameters = parameters.map(|name| (Role::Parameter, name, 1));
@@ -126,6 +127,21 @@ fn formulas_of_pairs_and_own_operations_of_modules_are_named() {
     assert_eq!(masks(6, "Net/head/weight"), Some((Kind::FusedOperation, [0, 12])));
     assert_eq!(masks(3, "Net/head/weight"), None, "inputs and outputs");
     assert_eq!(masks(6, "Net/h.0/attn/weight"), None, "a parameter of its own, as of nn.LSTM");
+    let held = [
+        (Role::Parameter, "Net/h.0/q/weight", 1),
+        (Role::Parameter, "Net/h.1/q/weight", 1),
+        (Role::Activation, "Net/h.0", 6),
+        (Role::Activation, "Net/h.1", 6),
+        (Role::Activation, "Net/h.1/q", 1),
+        (Role::Gradient, "Net/h.1/q/weight", 1),
+    ];
+    let mut run = fitting(&held);
+    made_in(&mut run, held.len() - 1, Phase::Backward);
+    assert_eq!(
+        first(&run),
+        Some((Kind::FusedOperation, [0, 12])),
+        "modules beside that are alike do not count"
+    );
 }
 
 #[test]
