@@ -420,32 +420,6 @@ fn gradients_that_live_through_forward_are_cleared_earlier() {
     assert_eq!(saves(3, Phase::Backward), None, "the bucket is kept, not the gradients");
 }
 
-#[test]
-fn data_of_a_line_can_stay_on_the_host() {
-    let held = [(Role::Unknown, "train.py:8 load", 11), (Role::Activation, "Net/a", 4)];
-    let data = |phase: Phase| {
-        let mut run = holding(&held);
-        run.cells[0].phase = phase.name().map(Into::into);
-        let items = advice(&run, &Evidence::default()).0.items;
-        items.into_iter().find(|item| item.memory == Memory::Data)
-    };
-    let item = data(Phase::Setup).expect("advice");
-    assert_eq!(
-        (item.kind, &item.untrusted_names[..]),
-        (Kind::RetainedTensors, &["train.py:8 load".into()][..])
-    );
-    assert!(item.change.starts_with("If {0} makes a data set or a buffer "), "{}", item.change);
-    assert!(data(Phase::Unknown).is_some());
-    let mut collected = holding(&held);
-    collected.cells[0].phase = Phase::Setup.name().map(Into::into);
-    collected.devices[0].details.ooms[0].tag = Some("train.py:8 load".into());
-    let item = items(&collected).into_iter().find(|item| item.memory == Memory::Data).expect("advice");
-    assert!(item.change.starts_with("Move the results that {0} collects"), "{}", item.change);
-    for phase in [Phase::Forward, Phase::Backward, Phase::Optimizer, Phase::Evaluation] {
-        assert_eq!(data(phase), None, "{phase:?}");
-    }
-}
-
 /// Returns the finding that memory of these categories grows.
 fn growth_of(structures: &[&str]) -> findings::Finding {
     let severity = Severity::Critical;
