@@ -48,9 +48,9 @@ pub struct AccountView {
     pub accounted_peak_bytes: Option<u64>,
     /// Part of the newest used bytes that confidential computing protects; absent without confidential computing.
     pub protected_bytes: Option<u64>,
-    pub latest: Option<ClosedSample>,
+    pub latest: Option<Arc<ClosedSample>>,
     /// Last closed sample with known used bytes; with an agent, also with known tracked bytes.
-    pub complete: Option<ClosedSample>,
+    pub complete: Option<Arc<ClosedSample>>,
     /// Parts of the untrackable bytes of `complete`.
     pub parts: Option<UntrackableParts>,
     /// Changes of the untrackable bytes by time. If there are many, the smallest are merged into one, which comes first.
