@@ -31,12 +31,7 @@ pub(super) fn items(
     let run = report.run;
     match (finding.kind, oom) {
         (findings::Kind::Growth, _) => vec![growth(run, device, oom, finding)],
-        (findings::Kind::NoBackward, Some(oom)) => {
-            let change = "Run the passes that are not for training{0} under torch.no_grad()";
-            let formula = "activations of forward passes without a backward pass";
-            let item = Item::new(Kind::EvaluationGradients, Memory::Activations, device, change);
-            vec![item.named(place_of(oom)).estimated([finding.bytes; 2], formula)]
-        }
+        (findings::Kind::NoBackward, Some(oom)) => vec![no_backward(run, device, oom, finding)],
         (findings::Kind::OtherProcesses, Some(oom)) => vec![other_process(report, device, oom, finding)],
         (findings::Kind::Fragmentation | findings::Kind::UnusedPool, _)
             if !is_replayed && !library::is_kept(oom) =>
@@ -67,6 +62,21 @@ pub(super) fn items(
         }
         _ => Vec::new(),
     }
+}
+
+/// Returns the change for activations of passes without a backward pass. Without them, the training steps set the peak.
+fn no_backward(run: &Run, device: &Device, oom: &Oom, finding: &Finding) -> Item {
+    let of_steps = findings::most_in_use_in_steps(run, device);
+    let in_use = oom.tracked_bytes.saturating_sub(signed(oom.idle_bytes.unwrap_or(0)));
+    let saved = finding.bytes.min(in_use.saturating_sub(of_steps)).max(0);
+    let change = "Run the passes that are not for training{0} under torch.no_grad()";
+    let formula = format!(
+        "{} of activations of forward passes without a backward pass, at most down to the {} in use in training steps",
+        mib(finding.bytes),
+        mib(of_steps)
+    );
+    let item = Item::new(Kind::EvaluationGradients, Memory::Activations, device, change);
+    item.named(place_of(oom)).estimated([saved; 2], formula)
 }
 
 /// Returns the change for memory that grows.

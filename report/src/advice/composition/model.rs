@@ -155,7 +155,8 @@ pub(super) fn optimizer(device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -
             _ => (item.estimated([state / 10 * 7, state / 4 * 3], "3/4"), "float32"),
         };
         let formula = format!("{} x {} of {kind} state ({formula})", item.formula, mib(state));
-        items.push(Item { formula, ..item });
+        let item = Item { formula, ..item };
+        items.push(if is_first_step { with_temporaries(item, parts) } else { item });
     }
     let beyond = if is_first_step { parts.optimizer.saturating_sub(state) } else { 0 };
     let (saved, formula) = match beyond > 0 {
@@ -164,7 +165,10 @@ pub(super) fn optimizer(device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -
                 "{} beyond Adam's state of 2 x parameters with gradients; the temporaries are at most 1 x these parameters",
                 mib(beyond)
             );
-            ([beyond.min(parts.trained), parts.trained], formula)
+            // A loop over the parameters makes two temporaries of one parameter.
+            let of_loop = parts.parameters_by_tag.values().max().map_or(0, |bytes| bytes.saturating_mul(2));
+            let least = if is_foreach(oom) { parts.trained.saturating_sub(of_loop) } else { 0 };
+            ([beyond.min(parts.trained).max(least), parts.trained], formula)
         }
         false => ([0, parts.optimizer_temporaries], "temporaries of the optimizer at the peak".to_owned()),
     };
@@ -174,6 +178,24 @@ pub(super) fn optimizer(device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -
         items.push(item.estimated(saved, formula));
     }
     items
+}
+
+/// Adds the temporaries of a first step to the saving of an optimizer with 8-bit state, which makes none. Whether this one makes
+/// them is unknown before its state is complete.
+fn with_temporaries(item: Item, parts: &Parts<'_>) -> Item {
+    let saves_bytes = item.saves_bytes.map(|[least, most]| [least, most.saturating_add(parts.trained)]);
+    let formula = format!(
+        "{}, and up to {} of temporaries, which those make none of",
+        item.formula,
+        mib(parts.trained)
+    );
+    Item { saves_bytes, formula, ..item }
+}
+
+/// Returns whether a request failed in an optimizer that makes the temporaries of all parameters at once.
+fn is_foreach(oom: Option<&Oom>) -> bool {
+    let stack = oom.and_then(|oom| oom.stack.as_deref()).unwrap_or_default();
+    stack.lines().any(|line| line.starts_with("_multi_tensor_"))
 }
 
 /// Returns whether an optimizer's state has more than 8 bits for each value: by its element type, or else by its size and the
