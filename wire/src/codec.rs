@@ -313,6 +313,12 @@ records! {
     /// keeps the program's models: `accelerate`.
     88 Models { models: &'a str => payload }
 
+    /// Names in the program that keep tensors of PyTorch, found after the failed request that is record `oom_seq`. One line `kind TAB
+    /// name TAB function TAB place TAB class TAB tensors TAB bytes TAB tensors with a graph TAB flags` for each name, the largest
+    /// first. The kind is `global`, `attribute`, `local`, `closure`, `default` or `cache`; flags are `traceback` (an exception
+    /// keeps the tensors) and `partial` (not all objects were searched), with a comma between.
+    89 Keepers { oom_seq: u64 => aux, keepers: &'a str => payload }
+
     // Observations of the daemon, for recordings.
 
     /// A reading of `device` by NVML begins: device memory, then the process lists, then device memory again.

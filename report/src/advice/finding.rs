@@ -6,6 +6,7 @@ use super::settings;
 use crate::findings::{self, Finding, KeptBy};
 use crate::oom::{holder_name, holders_of};
 use gpumem_model::growth::Axis;
+use gpumem_model::keeper::Keeper;
 use gpumem_model::names::Named;
 use gpumem_model::run::{Device, Oom, Run};
 use gpumem_model::units::signed;
@@ -16,6 +17,8 @@ const NCCL: &str = "libnccl (outside torch)";
 const OUTSIDE_TORCH: &str = " (outside torch)";
 /// Category of the workspaces of cuBLAS.
 const WORKSPACE: &str = "workspace (cuBLAS etc.)";
+/// Maximum bytes of a tensor with one value.
+const SCALAR_BYTES: u64 = 8;
 /// Minimum growth of another process, in bytes, that is stated.
 const LEAST_GROWTH: i64 = 1 << 20;
 
@@ -79,35 +82,55 @@ fn no_backward(run: &Run, device: &Device, oom: &Oom, finding: &Finding) -> Item
     item.named(place_of(oom)).estimated([saved; 2], formula)
 }
 
+/// Returns the change for memory that a name in the program keeps.
+fn of_keeper(device: &Device, keeper: &Keeper) -> Item {
+    let change = match keeper.kind.as_str() {
+        _ if keeper.in_traceback => {
+            "Keep only the text of the exceptions in the {0}: a traceback keeps all local variables of its functions"
+        }
+        _ if keeper.with_graph > 0 && keeper.bytes / keeper.tensors.max(1) <= SCALAR_BYTES => {
+            "Keep no tensors with graphs in the {0}: keep .item() of them"
+        }
+        _ if keeper.with_graph > 0 => {
+            "Keep no tensors with graphs in the {0}: keep .detach().cpu() of them, or drop old ones"
+        }
+        "cache" => "Bound the {0}, or keep .cpu() of its tensors",
+        _ => "Drop old tensors of the {0}, or keep .cpu() of them",
+    };
+    Item::new(Kind::RetainedTensors, Memory::Activations, device, change)
+}
+
 /// Returns the change for memory that grows.
 fn growth(run: &Run, device: &Device, oom: Option<&Oom>, finding: &Finding) -> Item {
     let of_library = finding.names.iter().find_map(|(name, _)| library::keeper_of(name));
-    let (item, name) = match (of_library, &finding.kept_by) {
+    let kept_by = (finding.keeper.as_ref(), finding.kept_by.as_ref());
+    let (item, name) = match (of_library, kept_by) {
         (Some(frame), _) => {
             let change = format!("{}{{0}}", frame.change);
             (Item::new(frame.kind, Memory::Activations, device, change), None)
         }
-        (None, None) if finding.is_of_whole_models() && library::has_accelerator(run) => {
+        (None, (Some(keeper), _)) => (of_keeper(device, keeper), Some(keeper.title())),
+        (None, (None, None)) if finding.is_of_whole_models() && library::has_accelerator(run) => {
             let change = "Drop the old models{0}; if each was given to prepare() of an Accelerator, which keeps it and its optimizer, call free_memory() of the Accelerator";
             (Item::new(Kind::RetainedTensors, Memory::Parameters, device, change), None)
         }
-        (None, Some(KeptBy::Frames(function))) => {
+        (None, (None, Some(KeptBy::Frames(function)))) => {
             let change = "Drop these tensors of {0} when they are not needed, or keep .detach().cpu() of them. If an exception keeps them (a traceback keeps all local tensors), keep its text only";
             (Item::new(Kind::RetainedTensors, Memory::Activations, device, change), Some(function.clone()))
         }
-        (None, Some(KeptBy::CacheOfSizes)) => {
+        (None, (None, Some(KeptBy::CacheOfSizes))) => {
             let change = "If a cache such as lru_cache has an entry for each size{0}, bound it, or compute the entry of the largest size once and slice it. Else drop old outputs";
             (Item::new(Kind::RetainedTensors, Memory::Activations, device, change), None)
         }
-        (None, Some(KeptBy::RetainedGraphs)) => {
+        (None, (None, Some(KeptBy::RetainedGraphs))) => {
             let change = "Detach the state that one pass gives to the next, and call backward() without retain_graph=True{0}";
             (Item::new(Kind::RetainedTensors, Memory::Activations, device, change), None)
         }
-        (None, Some(KeptBy::GradientGraphs)) => {
+        (None, (None, Some(KeptBy::GradientGraphs))) => {
             let change = "Drop old gradients{0}; of results of create_graph=True, which have graphs, keep .item() or .detach() only";
             (Item::new(Kind::RetainedTensors, Memory::Gradients, device, change), None)
         }
-        (None, None) => (of_structure(device, oom, finding), None),
+        (None, (None, None)) => (of_structure(device, oom, finding), None),
     };
     let names = finding.names.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ");
     let place = if names.is_empty() { String::new() } else { format!(" ({names})") };

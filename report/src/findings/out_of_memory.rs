@@ -10,6 +10,7 @@ use crate::oom::{holder_name, holders_of};
 use crate::{GroupBy, Report, held, names, sum, sums};
 use gpumem_model::cell::HIDDEN_TAG;
 use gpumem_model::escape::escape;
+use gpumem_model::keeper::Keeper;
 use gpumem_model::names::Named;
 use gpumem_model::run::{Amounts, Cell, Device, Fate, Holder, Iteration, Moment, Oom, OomKind, Run};
 use gpumem_model::units::signed;
@@ -32,6 +33,8 @@ const LEAST_GROWTH: i64 = 1 << 20;
 
 /// Minimum share of a part of the memory for the module or line that has most of it to be named.
 const PLACE_SHARE: f64 = 0.4;
+/// Minimum share of the process's memory for the name in the program that keeps it to be named, if it did not grow.
+const KEPT_SHARE: f64 = 0.25;
 /// A request and an output have the same size if they differ by at most this share.
 const SAME_SIZE: f64 = 0.02;
 
@@ -313,13 +316,16 @@ impl<'r> Request<'r> {
         let of_a_step = rows.iter().map(|row: &Iteration| row.activations.peak_bytes).max()?;
         let passes = self.oom.passes_without_backward?;
         let is_much = of_a_step > 0 && bytes / STEPS_AT_ONCE >= of_a_step && passes >= STEPS_AT_ONCE as u64;
+        let keeper = clues::keeper(self.oom, bytes, true);
+        let kept = keeper.map(|keeper| format!("; they are {}", clues::text_of(keeper))).unwrap_or_default();
         (is_much && self.would_fit(bytes)).then(|| Finding {
+            keeper: keeper.cloned(),
             advice: Some("run passes that are not for training under torch.no_grad()".into()),
             ..self.finding(
                 Kind::NoBackward,
                 bytes,
                 format!(
-                    "{} MiB of activations are kept by {passes} forward passes without a backward pass; a training step kept {} MiB",
+                    "{} MiB of activations are kept by {passes} forward passes without a backward pass; a training step kept {} MiB{kept}",
                     mib(bytes),
                     mib(of_a_step)
                 ),
@@ -415,17 +421,21 @@ impl<'r> Request<'r> {
             }
             _ => format!("{} {}", escape(name), mib(*bytes)),
         });
+        let is_much = |keeper: &&Keeper| keeper.bytes as f64 >= self.used as f64 * KEPT_SHARE;
+        let keeper = self.oom.keepers.first().filter(is_much).cloned();
+        let kept = keeper.as_ref().map(|keeper| format!("; a part is {}", clues::text_of(keeper)));
         let what = format!(
-            "the memory that the program holds at one time does not fit: {} MiB; {} MiB more were requested{}{}",
+            "the memory that the program holds at one time does not fit: {} MiB; {} MiB more were requested{}{}{}",
             named.collect::<Vec<_>>().join(" + "),
             mib(signed(self.oom.asked_bytes)),
             self.request_clue(output.as_ref()),
             match ModelSizes::of(report.run).parameter_kind() {
                 Some("float64") => "; the parameters are float64",
                 _ => "",
-            }
+            },
+            kept.unwrap_or_default()
         );
-        Some(Finding { names: parts, spare_bytes: None, ..self.finding(Kind::TooLarge, bytes, what) })
+        Some(Finding { names: parts, keeper, spare_bytes: None, ..self.finding(Kind::TooLarge, bytes, what) })
     }
 }
 
