@@ -49,6 +49,12 @@ pub(crate) fn name() -> Option<AllocationName> {
     find_name(&armed.search, state, innermost)
 }
 
+#[unsafe(link_section = ".text.hot.gpumem")]
+#[inline(never)]
+fn find_name(search: &NameSearch<'static, Plain>, state: u64, innermost: Pointer) -> Option<AllocationName> {
+    search.find(state, innermost)
+}
+
 /// An interpreter that [`prove`] has accepted: what the name of an allocation needs, in one cache line.
 #[repr(align(64))]
 struct Armed {
@@ -75,11 +81,6 @@ impl Armed {
 fn armed() -> Option<&'static Armed> {
     // SAFETY: null, or leaked by `prove`.
     unsafe { ARMED.load(Acquire).cast::<Armed>().as_ref() }
-}
-
-#[inline(never)]
-fn find_name(search: &NameSearch<'static, Plain>, state: u64, innermost: Pointer) -> Option<AllocationName> {
-    search.find(state, innermost)
 }
 
 /// Runs `work` with a reader and the address of the calling thread's Python state; `None` if the thread has no state.

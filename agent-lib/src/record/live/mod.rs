@@ -303,7 +303,8 @@ impl Live {
         &self.beside[bytes / size_of::<Words>()]
     }
 
-    #[cold]
+    #[unsafe(link_section = ".text.hot.gpumem")]
+    #[inline(never)]
     fn write_extra(&self, place: RowLocation, beside: RowExtra) {
         for (word, value) in self.beside(place).iter().zip(beside.words()) {
             word.store(value, Relaxed);
