@@ -28,6 +28,7 @@ pub mod names;
 pub mod oom;
 pub mod own;
 pub mod panel;
+mod place;
 pub mod plot;
 pub mod redacted;
 pub mod rules;

@@ -4,6 +4,7 @@ use super::composition::{self, library};
 use super::item::{Item, Kind, Memory, mib, place_of};
 use super::settings;
 use crate::findings::{self, Finding, KeptBy};
+use crate::names::OUTSIDE_TORCH;
 use crate::oom::{holder_name, holders_of};
 use gpumem_model::growth::Axis;
 use gpumem_model::keeper::Keeper;
@@ -12,9 +13,8 @@ use gpumem_model::run::{Device, Oom, Run};
 use gpumem_model::units::signed;
 use gpumem_wire::Phase;
 
-/// Category of NCCL's buffers, and the end of the name of every category of memory that a library allocates for itself.
+/// Category of NCCL's buffers.
 const NCCL: &str = "libnccl (outside torch)";
-const OUTSIDE_TORCH: &str = " (outside torch)";
 /// Category of the workspaces of cuBLAS.
 const WORKSPACE: &str = "workspace (cuBLAS etc.)";
 /// Maximum bytes of a tensor with one value.
@@ -155,7 +155,7 @@ fn of_structure(device: &Device, oom: Option<&Oom>, finding: &Finding) -> Item {
             (Kind::Communication, Memory::Libraries, change)
         }
         outside if outside.ends_with(OUTSIDE_TORCH) => {
-            let change = "Free what a library allocates outside of PyTorch in each step{0}";
+            let change = "Free what is allocated outside of PyTorch in each step{0}";
             (Kind::RetainedTensors, Memory::Libraries, change)
         }
         WORKSPACE => {

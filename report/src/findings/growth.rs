@@ -21,6 +21,7 @@ use super::finding::{Finding, KeptBy, Kind, Rate, Severity, mib};
 use crate::category::OTHERS;
 use crate::judge::trend_test::{ALPHA, Judgement, Verdict, judge, warm_up};
 use crate::judge::{Axis, Growth as Points};
+use crate::names::OUTSIDE_TORCH;
 use crate::rules::NO_TAG;
 use crate::{GroupBy, Report, held, most_used, names, sum, sum_of, sums};
 use gpumem_model::escape::escape;
@@ -378,16 +379,22 @@ impl Growth {
     /// memory outside of every module.
     fn subject(&self) -> String {
         let names = self.names.iter().map(|(name, _)| name);
-        let has_lines = self.structures.iter().any(|name| names::is_line(name));
-        let is_line = |name: &&String| has_lines && names::is_line(name);
-        let of_names = names.clone().filter(|name| is_line(name) && !self.structures.contains(name));
+        let is_outside = |name: &String| name.ends_with(OUTSIDE_TORCH);
+        let has_lines = self.structures.iter().any(|name| names::is_line(name) && !is_outside(name));
+        let is_line = |name: &&String| has_lines && names::is_line(name) && !is_outside(name);
+        let is_in_structure = |name: &String| {
+            let is_same =
+                |structure: &String| structure.strip_suffix(OUTSIDE_TORCH).unwrap_or(structure) == name;
+            self.structures.iter().any(is_same)
+        };
+        let of_names = names.clone().filter(|name| is_line(name) && !is_in_structure(name));
         let lines = self.structures.iter().filter(is_line).chain(of_names);
         let lines = lines.map(|name| escape(name)).collect::<Vec<_>>().join(", ");
         let tensors =
             (!lines.is_empty()).then(|| format!("tensors made at {lines}, outside of every module"));
         let structures = self.structures.iter().filter(|name| *name != OTHERS && !is_line(name));
         let structures: Vec<String> = structures.map(|name| escape(name)).collect();
-        let others = names.filter(|name| !self.structures.contains(name) && !is_line(name));
+        let others = names.filter(|name| !is_in_structure(name) && !is_line(name));
         let others: Vec<String> = others.map(|name| escape(name)).collect();
         let modules = match (structures.join(" + "), others.join(", ")) {
             (structures, others) if others.is_empty() => structures,

@@ -172,18 +172,42 @@ fn report_points_to_a_saving_that_costs_nothing() {
 }
 
 #[test]
+fn report_of_a_device_that_is_nearly_full_has_the_number_of_suggestions() {
+    let held = [
+        (Role::Parameter, "Net/a", 4),
+        (Role::OptimizerState, "Net/a", 30),
+        (Role::Activation, "Net/a", 20),
+        (Role::Activation, "Net/b", 20),
+    ];
+    let mut run = fitting(&held);
+    run.devices[0].total_bytes = Some(80 << 30);
+    let items = advice(&run, &Evidence::default()).0.items;
+    assert!(items.len() > 1, "{items:?}");
+    let report = Report::new(&run, Groupings::default(), None);
+    let line = saving_line(&report).expect("a line");
+    let count = format!("; gpumemctl why: {} suggestions)", items.len());
+    assert!(line.starts_with("memory is short: ") && line.ends_with(&count), "{line}");
+    assert!(line.contains(&items[0].sentence()), "{line}");
+    let text = crate::text::text(&report, crate::text::Layout::default());
+    let next = format!("why: {} suggestions (gpumemctl why)", items.len());
+    assert!(text.contains(&next), "{text}");
+}
+
+#[test]
 fn line_without_a_problem_names_the_place_of_what_passes_made() {
     let first_line = |held: &[(Role, &str, i64)]| {
         let mut run = fitting(held);
         run.state = gpumem_model::run::State::Closed { time_ns: 200, status: Some(0) };
         run.source.kind = "recording".into();
         run.coverage.covered = true;
-        crate::findings::text::lines(&Report::new(
-            &run,
-            Groupings::preset(Some(crate::names::TORCH)).clone(),
-            Some(crate::GroupBy::Structure),
-        ))
-        .remove(0)
+        let groupings = Groupings::preset(Some(crate::names::TORCH)).clone();
+        let report = Report::new(&run, groupings, Some(crate::GroupBy::Structure));
+        let layout = crate::text::Layout { is_short: true, ..crate::text::Layout::default() };
+        let text = crate::text::text(&report, layout);
+        let note = "  10,240 of a.py:16 step";
+        let row = text.lines().find(|line| line.starts_with("temporaries ") && line.ends_with(note));
+        assert_eq!(row.is_some(), text.contains("a.py:16"), "{text}");
+        crate::findings::text::lines(&report).remove(0)
     };
     let lines = first_line(&[(Role::Temporary, "a.py:16 step", 10), (Role::Temporary, "Net/a", 2)]);
     assert!(lines.contains(" temporaries 12,288 MiB (10,240 of a.py:16 step), "), "{lines}");

@@ -81,6 +81,8 @@ fn a_line_outside_of_modules_is_said_to_make_tensors() {
     assert_eq!(subject(&["activations"], &[line]), format!("activations of {line}"));
     assert_eq!(subject(&["activations"], &["Net/a", "Net/b"]), "activations of Net/a, Net/b");
     assert_eq!(subject(&["Others"], &[]), "memory");
+    let outside = format!("{line} (outside torch)");
+    assert_eq!(subject(&[&outside], &[line]), outside, "no tensors");
 }
 
 /// A program that leaks in 40 steps, catches the failure, and makes 60 more steps without growth.
