@@ -29,6 +29,22 @@ def query(expr, legend="", table=False):
     return target | ({"instant": True, "format": "table"} if table else {"range": True})
 
 
+def limited(panel, limits):
+    """Colours values of a panel from each limit on: pairs of value and colour."""
+    if limits:
+        steps = [{"color": "green", "value": None}] + [{"color": color, "value": value} for value, color in limits]
+        panel["fieldConfig"]["defaults"] |= {"thresholds": {"mode": "absolute", "steps": steps}, "color": {"mode": "thresholds"}}
+        if panel["type"] == "timeseries":
+            del panel["fieldConfig"]["defaults"]["color"]
+    return panel
+
+
+#: Any occurrence is a problem.
+ANY = ((1, "red"),)
+#: Shares of a full device.
+FULL = ((0.9, "orange"), (0.97, "red"))
+
+
 class Dashboard:
     """Places panels from left to right and top to bottom in a grid 24 columns wide."""
 
@@ -59,11 +75,11 @@ class Dashboard:
         self.x, self.row = self.x + width, max(self.row, height)
         return panel
 
-    def stat(self, title, description, expr, unit, width=4):
-        options = {"reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False}, "graphMode": "area"}
-        return self.add("stat", title, description, [query(expr)], unit, width, 4, options)
+    def stat(self, title, description, expr, unit, width=4, limits=()):
+        options = {"reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False}, "graphMode": "area", "colorMode": "value"}
+        return limited(self.add("stat", title, description, [query(expr)], unit, width, 4, options), limits)
 
-    def lines(self, title, description, targets, unit, width=12, stacked=False):
+    def lines(self, title, description, targets, unit, width=12, stacked=False, limits=()):
         legend = {"displayMode": "table", "placement": "bottom", "showLegend": True, "calcs": ["lastNotNull", "max"]}
         options = {"legend": legend, "tooltip": {"mode": "multi", "sort": "desc"}}
         custom = {"fillOpacity": 40, "stacking": {"mode": "normal", "group": "A"}} if stacked else {"fillOpacity": 0}
@@ -72,7 +88,9 @@ class Dashboard:
         panel["fieldConfig"]["defaults"]["custom"]["spanNulls"] = False
         if unit == "bytes" and not stacked:
             panel["fieldConfig"]["defaults"]["custom"]["axisSoftMin"] = 0
-        return panel
+        if limits:
+            panel["fieldConfig"]["defaults"]["custom"]["thresholdsStyle"] = {"mode": "dashed"}
+        return limited(panel, limits)
 
     def table(self, title, description, targets, unit, names, width=24):
         """`names`: column names of the values, in the order of the targets."""

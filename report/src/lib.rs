@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 pub mod advice;
+mod autocast;
 pub mod bridge;
 pub mod brief;
 pub mod category;
@@ -38,7 +39,7 @@ pub mod text;
 pub mod trace;
 pub mod tree;
 
-use crate::category::{OTHERS, Rules, is_named_by_rules};
+use crate::category::{COPIES, OTHERS, OUTPUTS, Rules, is_named_by_rules};
 use crate::rules::{Groupings, NO_TAG};
 use gpumem_model::run::{Amounts, Cell, Class, Device, Moment, Oom, Run, UntrackableParts};
 use gpumem_model::time::Times;
@@ -266,6 +267,13 @@ impl<'r> Report<'r> {
                 if is_apart || is_left && is_last_resort(cell) {
                     *name = names::by_library(cell, has_torch);
                 }
+            }
+        }
+        let copied = autocast::modules(run);
+        for (name, cell) in categories[GroupBy::Structure as usize].iter_mut().zip(&run.cells) {
+            let is_copied = cell.tag.as_deref().is_some_and(|tag| copied.contains(tag));
+            if is_copied && autocast::may_be_copy(cell) && name.as_deref() == Some(OUTPUTS) {
+                *name = Some(COPIES.to_owned());
             }
         }
         let lines = names::large_lines(run);

@@ -1,5 +1,6 @@
 //! Names the place that holds most of a part of the memory: a line of the program, a module, or a group of repeated modules.
 
+use crate::category::OUTPUTS;
 use crate::names::{group, is_line};
 use crate::{GroupBy, Report, sum, sums};
 use gpumem_model::cell::{HIDDEN_TAG, SUM, without_sum};
@@ -16,7 +17,7 @@ const INNER_SHARE: f64 = 0.6;
 const WHOLE_SHARE: f64 = 0.95;
 
 /// Categories of memory that passes make: a place says more about them than about the parts of a model.
-pub(crate) const OF_PASSES: [&str; 3] = ["activations", "retained forward outputs", "temporaries"];
+pub(crate) const OF_PASSES: [&str; 4] = ["activations", OUTPUTS, "temporaries", "gradients or temporaries"];
 
 /// Returns the place with most of a category of the structure, and its bytes. `None` if no place has much of it.
 pub(crate) fn of_category(report: &Report<'_>, amounts: &Amounts, name: &str) -> Option<(String, i64)> {

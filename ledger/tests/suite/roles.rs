@@ -260,6 +260,44 @@ fn a_closure_runs_forward_and_backward_inside_the_optimizer() {
     assert_eq!(t.now(), "Gradient 10 OptimizerState 3");
 }
 
+/// A program without modules: its own optimizer keeps a history, and reads gradients that `torch.autograd.grad` returns.
+#[test]
+fn history_of_a_program_without_modules_is_not_temporary() {
+    let mut t = Train::new();
+    for (entry, scratch, gradient) in [("a", "s", "g"), ("b", "t", "h"), ("c", "u", "i"), ("d", "v", "j")] {
+        // The thread that calls `backward()` makes the first gradient.
+        t.born(scratch, 5, Unknown)
+            .born_on(MAIN, "one", 1, Backward)
+            .born(gradient, 10, Backward)
+            .free("one");
+        t.born(entry, 1000, Unknown).free(scratch).free(gradient);
+    }
+    t.born("k", 10, Backward);
+    // Blocks of the last three steps may still be temporary.
+    for entry in ["a", "b", "c", "d"] {
+        t.free(entry);
+    }
+    assert_eq!(t.at_peak(), "Unknown 2000 Temporary 2015");
+}
+
+#[test]
+fn gradients_that_no_optimizer_takes_are_gradients() {
+    let mut t = Train::new();
+    let pass = |t: &mut Train, names: [&'static str; 3]| {
+        let [activation, gradient, inner] = names;
+        t.born(activation, 100, Forward).born(gradient, 1000, Backward).born(inner, 20, Backward);
+        t.free(activation).free(inner);
+    };
+    pass(&mut t, ["a", "g", "i"]);
+    // The program scales and adds up the gradients of each sample, and drops them before the next pass.
+    t.born("sum", 1, Unknown).free("g").free("sum");
+    assert_eq!(t.at_peak(), "Gradient 1000 Activation 100 Temporary 20");
+    // Memory runs out in a larger pass: its oldest blocks may be gradients, which has no role yet.
+    t.born("b", 200, Forward).born("h", 2000, Backward).born("j", 20, Backward);
+    t.fail(5000);
+    assert_eq!(t.now(), "Unknown 2000 Activation 200 Temporary 20");
+}
+
 #[test]
 fn memory_that_a_closure_keeps_is_no_optimizer_state() {
     let mut t = Train::new();

@@ -2,8 +2,9 @@
 
 use super::activations::repeated;
 use super::parts::{Parts, is_role};
+use crate::autocast;
 use crate::model_sizes::ModelSizes;
-use crate::{Report, held, sum, sums};
+use crate::{Report, held, sum};
 use gpumem_model::cell::without_sum;
 use gpumem_model::growth::{Axis, LEAST_POINTS};
 use gpumem_model::names::Named;
@@ -25,12 +26,8 @@ const DROPPED_SHARE: f64 = 0.6;
 const KEPT_SHARE: f64 = 0.9;
 /// Minimum share of the graph of one pass in the process's memory. Steps of a sequence keep less, and each needs those before it.
 const PASS_SHARE: f64 = 0.01;
-/// Maximum difference of two sizes of the same parameters, as a share: allocations are rounded up.
-const SAME_SIZE_SHARE: f64 = 0.01;
 /// Minimum number of repeated modules from which it matters how many of them hold bytes.
 const LEAST_LAYERS: usize = 6;
-/// Minimum share of the parameters that autocast copies.
-const COPIED_SHARE: f64 = 0.5;
 /// Maximum of the bytes that outlive optimizer steps, as a factor of their median, if they do not grow.
 const STEADY: f64 = 1.5;
 /// Minimum share of the bytes that outlive optimizer steps whose division among the modules is that of activations.
@@ -84,7 +81,7 @@ pub(super) fn without_backward(
     let mut tags = report.by_tag(&peak.amounts, |cell| {
         is_in(cell, Phase::Forward) && (cell.role.is_none() || is_role(cell, Role::Temporary))
     });
-    let copies = autocast_copies(&tags, parameters, sizes);
+    let copies = autocast::copies(&tags, parameters, sizes);
     tags.retain(|tag, _| !copies.contains_key(tag));
     if skips_layers(&tags, parameters) {
         return None;
@@ -112,28 +109,6 @@ fn skips_layers(of_forward: &BTreeMap<&str, i64>, parameters: &BTreeMap<&str, i6
     let holding: BTreeSet<&str> =
         of_forward.keys().filter_map(|tag| Some(repeated(without_sum(tag))?.1)).collect();
     all.len() >= LEAST_LAYERS && all.intersection(&holding).count() < all.len() / 2
-}
-
-/// Returns the bytes by module that are as many as a copy of the module's float32 parameters in half precision has, if most
-/// parameters have such a copy: autocast keeps these while it is in force.
-pub(super) fn autocast_copies<'r>(
-    of_forward: &BTreeMap<&'r str, i64>,
-    parameters: &BTreeMap<&str, i64>,
-    sizes: &ModelSizes<'_>,
-) -> BTreeMap<&'r str, i64> {
-    if sizes.parameter_kind() != Some("float32") {
-        return BTreeMap::new();
-    }
-    let of_modules = parameters.iter().filter_map(|(tag, bytes)| Some((tag.rsplit_once('/')?.0, *bytes)));
-    let of_modules = sums(of_modules);
-    let is_copy = |(tag, bytes): &(&&'r str, &i64)| {
-        let half = of_modules.get(**tag).map_or(0, |bytes| bytes / 2);
-        half > 0 && half.abs_diff(**bytes) as f64 <= half as f64 * SAME_SIZE_SHARE
-    };
-    let copies = of_forward.iter().filter(is_copy).map(|(tag, bytes)| (*tag, *bytes));
-    let copies: BTreeMap<&str, i64> = copies.collect();
-    let all = sum(parameters.values().copied()) / 2;
-    if sum(copies.values().copied()) as f64 >= all as f64 * COPIED_SHARE { copies } else { BTreeMap::new() }
 }
 
 /// Returns the bytes by tag of forward passes at a moment: those that have no role, and the activations. A block that outlives

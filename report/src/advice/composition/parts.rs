@@ -1,6 +1,7 @@
 //! The memory of a process by its purpose: what advice on it is judged by.
 
 use super::graphs;
+use crate::autocast;
 use crate::model_sizes::ModelSizes;
 use crate::names;
 use crate::{Report, held, most_used, sum, sums};
@@ -200,7 +201,7 @@ impl<'r> Parts<'r> {
                 && is_of_pass
                 && (cell.role.is_none() || is_role(cell, Role::Activation))
         });
-        let copies = graphs::autocast_copies(&of_passes, &parameters_by_tag, &sizes);
+        let copies = autocast::copies(&of_passes, &parameters_by_tag, &sizes);
         let data = by_tag(&is_data).into_iter().max_by_key(|(_, bytes)| *bytes);
         let autocast_copies = sum(copies.into_values());
         Parts {

@@ -281,7 +281,14 @@ fn copies_that_autocast_keeps_are_no_graph() {
         let held: Vec<_> = tags.map(|tag| (Role::Unknown, tag, 2)).into_iter().chain(parameters).collect();
         let mut run = fitting(&held);
         run.process.claims.insert("models".into(), format!("Net\t{kind}\t9\t9\t0"));
-        first(&run)
+        let groupings = Groupings::preset(Some(crate::names::TORCH)).clone();
+        let report = Report::new(&run, groupings, Some(crate::GroupBy::Structure));
+        let categories = report.composition(&run.devices[0].peak, report.by).categories;
+        let advised = first(&run);
+        let is_copied = advised.is_some_and(|(kind, _)| kind == Kind::WeightCopies);
+        let name = if is_copied { "parameter copies" } else { "retained forward outputs" };
+        assert_eq!(categories.get(name), Some(&(10 * GIB)), "as in the advice: {categories:?}");
+        advised
     };
     assert_eq!(advised("float32", 4), Some((Kind::WeightCopies, [10, 20])));
     assert_eq!(advised("bfloat16", 4), Some((Kind::EvaluationGradients, [6, 10])));
