@@ -4,6 +4,7 @@ mod earlier;
 mod free;
 mod modules;
 mod outside;
+mod savings;
 
 use super::*;
 use crate::findings::KeptBy;
@@ -344,20 +345,6 @@ fn streams_are_advised_unless_there_is_only_one() {
     assert!(several.ends_with("3 streams requested memory"), "{several}");
     let unknown = streams(&mut run, None).expect("advice");
     assert!(unknown.ends_with("if several streams are in use"), "{unknown}");
-}
-
-#[test]
-fn graphs_with_one_pool_need_no_other() {
-    let mut run = fragmented(&[]);
-    let graphs = |run: &Run| of_kind(run, Kind::GraphPools).is_some();
-    run.devices[0].details.pools = vec![Pool { private_pools: Some(11), ..Pool::default() }];
-    assert!(!graphs(&run), "pools of torch.cuda.MemPool");
-    run.devices[0].details.graphs = 11;
-    assert!(graphs(&run));
-    run.devices[0].details.pools[0].private_pools = Some(1);
-    assert!(!graphs(&run), "the change is in force");
-    run.devices[0].details.pools[0].private_pools = None;
-    assert!(graphs(&run), "unknown");
 }
 
 #[test]

@@ -33,7 +33,7 @@ enum Before {
 /// Whether a stated interval may be wide, with the reason.
 type Width = Option<&'static str>;
 
-/// A program of causes.py.
+/// A program of causes.py, or a file of planted_by_others.
 #[derive(Debug, Clone, Copy)]
 struct Planted {
     name: &'static str,
@@ -72,12 +72,25 @@ const fn kept(name: &'static str) -> Planted {
     planted(name, "retained_tensors")
 }
 
+/// A file of planted_by_others, on a device of the size that the test of its advice has.
+const fn file(name: &'static str, memory: &'static str, kind: &'static str) -> Planted {
+    Planted { memory, variable: ("APPLIED", "", "1"), ..planted(name, kind) }
+}
+
 const THROUGH: Width =
     Some("gradients for an earlier model may pass through this one, which then needs its activations");
 const INPUTS: Width =
     Some("the sizes of single blocks are not kept, so the inputs of the modules have an upper bound only");
 
-const PLANTED: [Planted; 39] = [
+const PLANTED: [Planted; 47] = [
+    file("accumulate.py", "18G", "retained_tensors"),
+    Planted { before: Before::Needed, ..file("adam_temp.py", "24G", "optimizer_temporaries") },
+    file("eval_grad.py", "12G", "evaluation_gradients"),
+    file("feature_hooks.py", "80G", "retained_tensors"),
+    file("preds.py", "80G", "retained_tensors"),
+    file("restarts.py", "80G", "retained_tensors"),
+    file("string_cache.py", "80G", "retained_tensors"),
+    file("swa.py", "80G", "retained_tensors"),
     kept("outputs_kept"),
     kept("losses_kept"),
     kept("hooks_keep"),
@@ -181,17 +194,22 @@ impl Planted {
         (job, figures)
     }
 
-    fn arguments(self, is_applied: bool) -> Vec<&'static str> {
-        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/torch/causes.py");
+    fn arguments(self, is_applied: bool) -> Vec<String> {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/torch");
+        if self.name.ends_with(".py") {
+            return vec![format!("{folder}/planted_by_others/{}", self.name)];
+        }
         // A change that is a variable is none in the program.
-        let is_switch = is_applied && self.variable.0.is_empty();
-        [file, self.name].into_iter().chain(is_switch.then_some("applied")).collect()
+        let switch = (is_applied && self.variable.0.is_empty()).then(|| "applied".to_owned());
+        [format!("{folder}/causes.py"), self.name.to_owned()].into_iter().chain(switch).collect()
     }
 
     /// Returns the figures of the program on a large device, without observation.
     fn on_a_large_device(self, wheel: &torch::Wheel, is_applied: bool, place: i64) -> Value {
         let machine = self.machine(LARGE);
-        let command = wheel.bare(&machine, "measured.py", &self.arguments(is_applied));
+        let arguments = self.arguments(is_applied);
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        let command = wheel.bare(&machine, "measured.py", &arguments);
         self.figures(command, is_applied, place).1
     }
 
@@ -200,7 +218,9 @@ impl Planted {
         let machine = self.machine(self.memory);
         let config = if self.has_requests { REQUESTS } else { "" };
         let daemon = Daemon::start(&machine, "daemon", &format!("{DAEMON}{config}"));
-        let command = wheel.covered(&machine, &daemon.runtime, "measured.py", &self.arguments(false));
+        let arguments = self.arguments(false);
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        let command = wheel.covered(&machine, &daemon.runtime, "measured.py", &arguments);
         let (job, figures) = self.figures(command, false, 0);
         daemon.wait_for_the_end_of(&machine, &[&job]);
         let pid = job.pid().to_string();
