@@ -191,6 +191,21 @@ fn the_peak_learns_what_was_temporary() {
     assert_eq!(t.at_peak(), "Gradient 1000 Temporary 20000");
 }
 
+/// The peak of many programs is in the first `step()` of Adam, which makes its state.
+#[test]
+fn state_of_the_first_step_is_state_at_the_peak() {
+    let mut t = Train::new();
+    t.born("act", 100, Forward).born("grad", 1000, Backward).free("act");
+    t.optimize(|t| {
+        t.born("m", 1000, Optimizer).born("v", 1000, Optimizer);
+        assert_eq!(t.at_peak(), "Gradient 1000 OptimizerState 2000", "in the step");
+        t.born("tmp", 500, Optimizer).free("tmp");
+    });
+    t.free("grad");
+    assert_eq!(t.at_peak(), "Gradient 1000 OptimizerState 2000 Temporary 500");
+    assert_eq!(t.now(), "OptimizerState 2000");
+}
+
 #[test]
 fn gradients_are_accumulated_over_micro_batches() {
     let mut t = Train::new();

@@ -462,6 +462,27 @@ mod tests {
         assert_eq!(shown(2, 110), "at the end", "clearly more is used");
     }
 
+    /// The table shows the peak of tracked memory, which may have less used memory than another moment.
+    #[test]
+    fn highest_reading_is_shown_if_the_table_has_less() {
+        let mut run = run();
+        let device = &mut run.devices[0];
+        for moment in [&mut device.last, &mut device.peak] {
+            (moment.tracked_bytes, moment.amounts) = (Some(8 * GIB), amounts(8, 0));
+            (moment.predates_bytes, moment.untrackable_bytes) = (Some(0), Some(0));
+        }
+        let mut shown = |highest: i64| {
+            run.devices[0].peak_used = Some(((highest * GIB) as u64, 7));
+            let lines = lines(&Report::new(&run, Groupings::default(), None), 8, None, 25);
+            let total =
+                lines.iter().any(|line| line.starts_with("total = nvidia-smi") && line.contains("8,192"));
+            assert!(total, "{lines:#?}");
+            lines.into_iter().find(|line| line.starts_with("highest reading of NVML: "))
+        };
+        assert!(shown(10).is_some_and(|line| line.contains(" 10,240.0 MiB at ")));
+        assert_eq!(shown(8), None);
+    }
+
     #[test]
     fn table_keeps_each_row_on_one_line_in_a_narrow_terminal() {
         let mut run = run();
