@@ -66,7 +66,7 @@ pub(crate) fn is_in_host_pid_namespace() -> bool {
     std::fs::read_link("/proc/self/ns/pid").is_ok_and(|link| link.as_os_str() == "pid:[4026531836]")
 }
 
-/// Lets all threads use the heap of the main thread. A heap of its own for each thread would keep free memory of its own.
+/// Lets all threads use the heap of the main thread. Several heaps keep more free memory.
 #[cfg(target_env = "gnu")]
 pub fn use_one_heap() {
     // SAFETY: the call takes no pointers, and it takes malloc's locks.

@@ -473,7 +473,7 @@ fn readings_share_the_list_of_processes_while_it_does_not_change() {
 }
 
 #[test]
-fn views_of_a_process_without_an_agent_take_the_memory_of_those_that_nobody_has() {
+fn view_of_a_process_without_an_agent_takes_the_memory_of_an_unused_one() {
     let (mut s, mut t0_ns) = (Script::new(), 0);
     let mut view = |used| {
         t0_ns += 1000;

@@ -221,7 +221,7 @@ impl Families {
     /// Returns the text, with room for `more` bytes. `now_ns`: the time from which ages are computed.
     pub(crate) fn text(&self, now_ns: u64, more: usize) -> String {
         let mut families: Vec<(&Family, Vec<Written<'_>>)> = Vec::new();
-        // The family of the next part is mostly one of those after the last one.
+        // The family of the next part mostly follows the family of the last one.
         let (mut last, mut bytes) = (0, more);
         for (series, lines) in &self.owners {
             let (mut start, mut left) = (0, *lines);

@@ -312,7 +312,7 @@ mod tests {
         assert_eq!((both.map(scrape), both.map(scrape)), ([1, 1], [0, 0]));
         let [_, hidden] = &rendered.0;
         hidden.lock().expect("free").drop_unused(Duration::ZERO);
-        assert_eq!(both.map(scrape), [0, 1], "series that nobody reads are dropped");
+        assert_eq!(both.map(scrape), [0, 1], "unused series are dropped");
     }
 
     #[test]
