@@ -1,5 +1,6 @@
 //! Recognises the copies of float32 weights in half precision that autocast keeps while it is in force.
 
+use crate::category::{COPIES, OUTPUTS};
 use crate::model_sizes::ModelSizes;
 use crate::{sum, sums};
 use gpumem_model::names::Named;
@@ -34,13 +35,13 @@ pub(crate) fn copies<'r>(
     if sum(copies.values().copied()) as f64 >= all as f64 * COPIED_SHARE { copies } else { BTreeMap::new() }
 }
 
-/// Returns whether a cell may have copies: its blocks come from forward passes and have no role.
-pub(crate) fn may_be_copy(cell: &Cell) -> bool {
+/// Returns whether a cell may have copies, because its blocks come from forward passes and have no role.
+fn may_be_copy(cell: &Cell) -> bool {
     cell.class == Class::Block && cell.phase.as_deref() == Phase::Forward.name() && cell.role.is_none()
 }
 
 /// Returns the modules that have copies at the peak of a device, or when memory ran out.
-pub(crate) fn modules(run: &Run) -> BTreeSet<&str> {
+fn modules(run: &Run) -> BTreeSet<&str> {
     let sizes = ModelSizes::of(run);
     let by_tag = |amounts: &Amounts, fits: &dyn Fn(&Cell) -> bool| {
         sums(amounts.iter().filter_map(|(cell, bytes)| {
@@ -54,5 +55,17 @@ pub(crate) fn modules(run: &Run) -> BTreeSet<&str> {
     match sizes.parameter_kind() {
         Some("float32") => peaks.chain(ooms).flat_map(of_moment).map(|(tag, _)| tag).collect(),
         _ => BTreeSet::new(),
+    }
+}
+
+/// Puts cells with copies into the category of copies of parameters. `categories` are those of the run's cells by structure; a category
+/// by which other rules name such a cell stays.
+pub(crate) fn name_copies(run: &Run, categories: &mut [Option<String>]) {
+    let modules = modules(run);
+    for (name, cell) in categories.iter_mut().zip(&run.cells) {
+        let is_copied = cell.tag.as_deref().is_some_and(|tag| modules.contains(tag));
+        if is_copied && may_be_copy(cell) && name.as_deref() == Some(OUTPUTS) {
+            *name = Some(COPIES.to_owned());
+        }
     }
 }

@@ -39,7 +39,7 @@ pub mod text;
 pub mod trace;
 pub mod tree;
 
-use crate::category::{COPIES, OTHERS, OUTPUTS, Rules, is_named_by_rules};
+use crate::category::{OTHERS, Rules, is_named_by_rules};
 use crate::rules::{Groupings, NO_TAG};
 use gpumem_model::run::{Amounts, Cell, Class, Device, Moment, Oom, Run, UntrackableParts};
 use gpumem_model::time::Times;
@@ -269,13 +269,7 @@ impl<'r> Report<'r> {
                 }
             }
         }
-        let copied = autocast::modules(run);
-        for (name, cell) in categories[GroupBy::Structure as usize].iter_mut().zip(&run.cells) {
-            let is_copied = cell.tag.as_deref().is_some_and(|tag| copied.contains(tag));
-            if is_copied && autocast::may_be_copy(cell) && name.as_deref() == Some(OUTPUTS) {
-                *name = Some(COPIES.to_owned());
-            }
-        }
+        autocast::name_copies(run, &mut categories[GroupBy::Structure as usize]);
         let lines = names::large_lines(run);
         for names in &mut categories[..GroupBy::Tag as usize] {
             for (name, cell) in names.iter_mut().zip(&run.cells).filter(|(name, _)| name.is_none()) {
