@@ -122,7 +122,7 @@ impl Roles {
         self.backward_threads.has(thread) && !self.forward_threads.has(thread)
     }
 
-    /// Records that a thread has made a block of a backward pass. If another thread goes on after the first block, the first one has
+    /// Records that a thread has made a block of a backward pass. If another thread continues after the first block, the first one has
     /// called `backward()`, and runs none of it.
     pub fn note_backward(&mut self, thread: u32) {
         let caller = std::mem::take(&mut self.backward_caller);
