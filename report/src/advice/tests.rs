@@ -3,6 +3,7 @@
 mod earlier;
 mod free;
 mod modules;
+mod not_updated;
 mod outside;
 mod savings;
 
@@ -245,7 +246,7 @@ fn float64_is_the_first_advice_and_small_types_get_none() {
         (Role::Activation, "Net/a", 6),
     ];
     let first = first_with_models(&held, "Net\tfloat64\t2\t2\t2\n\tfloat64\t4\t0\t0");
-    assert_eq!((first.kind, first.saves_bytes), (Kind::ParameterPrecision, Some([4 * GIB, 7 * GIB])));
+    assert_eq!((first.kind, first.saves_bytes), (Kind::ParameterPrecision, Some([11 * GIB / 2, 7 * GIB])));
     let kinds = |models: &str| {
         let mut run = holding(&held);
         run.devices[0].details.iterations.rows.clear();

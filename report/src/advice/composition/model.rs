@@ -12,6 +12,8 @@ use gpumem_wire::Phase;
 const TWO_GRADIENTS: f64 = 1.2;
 /// Maximum bytes of the rows that a batch uses, as a share of the tables, for sparse gradients to be small.
 const ROWS_SHARE: f64 = 0.25;
+/// Minimum share of the parameters in the memory for advice on their type to a program that fits.
+const MOST_SHARE: f64 = 0.5;
 /// Gradients of at least this many times the parameters are not explained by buckets.
 const MOST_GRADIENTS: i64 = 3;
 
@@ -222,6 +224,18 @@ fn weight_copies(device: &Device, parts: &Parts<'_>) -> Option<Item> {
     })
 }
 
+/// Returns whether the change makes float64 parameters smaller. The program loses nothing that float32 has not.
+pub(super) fn is_of_float64(item: &Item, parts: &Parts<'_>) -> bool {
+    item.kind == Kind::ParameterPrecision && parts.sizes.parameter_kind() == Some("float64")
+}
+
+/// Returns whether the change is for float32 parameters that are most of the memory of a program that never trained.
+pub(super) fn is_of_inference(item: &Item, parts: &Parts<'_>) -> bool {
+    let is_float32 = parts.sizes.parameter_kind() == Some("float32");
+    let is_most = parts.parameters as f64 >= parts.used as f64 * MOST_SHARE;
+    item.kind == Kind::ParameterPrecision && parts.is_evaluation && is_float32 && is_most
+}
+
 /// Returns the change for parameters with more bits than they may need. All tensors of a step have the type of the parameters.
 pub(super) fn precision(device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -> Option<Item> {
     let kind = parts.sizes.parameter_kind();
@@ -235,11 +249,20 @@ pub(super) fn precision(device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -
         mib(others)
     );
     let both = [model / 2, model.saturating_add(others) / 2];
+    let held = parts.allocator.max(model.saturating_add(others));
     let item = |change: &str| Item::new(Kind::ParameterPrecision, Memory::Parameters, device, change);
     match kind {
         Some("float64") => {
             let change = "Make the model and its inputs float32: the parameters are float64, as after .double(), or as NumPy's numbers are";
-            is_material(model / 2, parts.used).then(|| item(change).estimated(both, formula))
+            // Results of operations on these parameters are float64, too. Masks and indices are beside them.
+            let least = model.saturating_add(parts.of_modules_of_one_kind() / 2) / 2;
+            let formula = format!(
+                "1/2 x up to {} that the allocator holds, of which the model has {}, and activations of its modules {}",
+                mib(held),
+                mib(model),
+                mib(parts.activations)
+            );
+            is_material(held / 2, parts.used).then(|| item(change).estimated([least, held / 2], formula))
         }
         Some("float32") if parts.is_evaluation && parts.autocast_copies > 0 => weight_copies(device, parts),
         Some("float32") | None if parts.is_large(parameters) => {

@@ -4,7 +4,7 @@ use super::*;
 
 /// Returns a run that ended well. At the peak, after ten of twelve steps of 10 ns, it held these GiB by role and tag, on a device
 /// of 40 GiB.
-fn fitting(held: &[(Role, &str, i64)]) -> Run {
+pub(super) fn fitting(held: &[(Role, &str, i64)]) -> Run {
     let mut run = holding(held);
     let device = &mut run.devices[0];
     let oom = device.details.ooms.remove(0);
@@ -32,7 +32,7 @@ fn level(gib: i64) -> Level {
     Level { peak_bytes: gib * GIB, last_bytes: 0 }
 }
 
-fn first(run: &Run) -> Option<(Kind, [i64; 2])> {
+pub(super) fn first(run: &Run) -> Option<(Kind, [i64; 2])> {
     let item = items(run).into_iter().next()?;
     Some((item.kind, item.saves_bytes.unwrap_or_default().map(|bytes| bytes / GIB)))
 }
@@ -40,6 +40,28 @@ fn first(run: &Run) -> Option<(Kind, [i64; 2])> {
 /// Sets the phase of a run's cells from index `from` on.
 fn made_in(run: &mut Run, from: usize, phase: Phase) {
     run.cells[from..].iter_mut().for_each(|cell| cell.phase = phase.name().map(Into::into));
+}
+
+#[test]
+fn elements_with_too_many_bits_are_named_if_they_are_most_of_the_memory() {
+    let advised = |kind: &str, trained: bool, activations: i64| {
+        let held = [(Role::Parameter, "Net/a/weight", 4), (Role::Activation, "Net/a", activations)];
+        let mut run = fitting(&held);
+        run.process.claims.insert("models".into(), format!("Net\t{kind}\t4\t4\t0"));
+        if trained {
+            made_in(&mut run, 1, Phase::Backward);
+        }
+        first(&run)
+    };
+    assert_eq!(
+        advised("float64", true, 12),
+        Some((Kind::ParameterPrecision, [5, 8])),
+        "and all that follows"
+    );
+    assert_eq!(advised("float32", false, 1), Some((Kind::ParameterPrecision, [2; 2])));
+    assert_eq!(advised("float32", false, 12), None, "parameters are a part");
+    assert_eq!(advised("float32", true, 1), None, "training may need the bits");
+    assert_eq!(advised("bfloat16", false, 1), None);
 }
 
 #[test]
@@ -312,7 +334,7 @@ fn graph_holds_bytes_of_all_layers() {
 }
 
 /// Adds moments of training steps to the timeline, with these GiB by cell.
-fn trained_with(run: &mut Run, amounts: &[(u32, i64)]) {
+pub(super) fn trained_with(run: &mut Run, amounts: &[(u32, i64)]) {
     let amounts = Amounts::from(amounts.iter().map(|(cell, gib)| (*cell, gib * GIB)).collect::<Vec<_>>());
     let point = |at: u64| Point { time_ns: at * 10 + 5, amounts: amounts.clone(), rest_bytes: 0 };
     run.devices[0].details.timeline.points = (0..12).map(point).collect();
