@@ -44,6 +44,8 @@ pub enum Kind {
     ParameterPrecision,
     /// Autocast keeps copies of the weights, in the type in which the program could load them.
     WeightCopies,
+    /// The base of a model with adapters is trained, too.
+    UnfrozenBase,
     /// A copy of the frozen base of a model with an adapter.
     ModelCopy,
     /// A checkpoint stays on the device beside the model that it was loaded into.
@@ -85,8 +87,14 @@ impl Kind {
 
     /// Returns whether a change of this kind is advised to a program that fits, too: its price is small.
     fn is_cheap(self) -> bool {
-        let has_small_price =
-            [Kind::EvaluationBatch, Kind::History, Kind::LibrarySetting, Kind::WeightCopies].contains(&self);
+        let has_small_price = matches!(
+            self,
+            Kind::EvaluationBatch
+                | Kind::History
+                | Kind::LibrarySetting
+                | Kind::WeightCopies
+                | Kind::UnfrozenBase
+        );
         self.costs_nothing() || has_small_price
     }
 }

@@ -1,5 +1,6 @@
 //! Tests of advice on runs that are made here.
 
+mod adapters;
 mod earlier;
 mod free;
 mod modules;

@@ -1,6 +1,7 @@
 //! Changes for memory that the program needs: by role and module at the failed request, or else at the peak.
 
 mod activations;
+mod adapters;
 mod data;
 mod earlier;
 mod evaluation;
@@ -34,6 +35,7 @@ fn of_parts(report: &Report<'_>, device: &Device, parts: &Parts<'_>, oom: Option
     let mut items: Vec<Item> = of_library.into_iter().chain(of_pass.into_iter().flatten()).collect();
     items.extend(formulas::item(device, parts));
     items.extend(model::kept_gradients(device, parts, oom));
+    items.extend(adapters::unfrozen_base(device, parts));
     items.extend(model::sparse_gradients(device, parts));
     items.extend(model::optimizer(device, parts, oom));
     items.extend(model::precision(device, parts, oom));

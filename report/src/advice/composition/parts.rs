@@ -36,6 +36,9 @@ pub(in crate::advice) struct Parts<'r> {
     pub by_tag: BTreeMap<&'r str, i64>,
     /// Parameters, by their paths in the model.
     pub parameters_by_tag: BTreeMap<&'r str, i64>,
+    /// Gradients and optimizer state, by the paths of their parameters.
+    pub gradients_by_tag: BTreeMap<&'r str, i64>,
+    pub states_by_tag: BTreeMap<&'r str, i64>,
     /// Gradients with a parameter's path, of models that an optimizer updates.
     pub gradients: i64,
     /// Other gradients, such as buckets of DDP, which are never cleared.
@@ -143,8 +146,7 @@ impl<'r> Parts<'r> {
         let not_updated = not_updated::find(report, device, amounts, time_ns, &tensors);
         let is_updated = |tag: &str| not_updated.is_none_or(|module| !is_inside(tag, module.path));
         let is_tensor = |tag: &str| parameters_by_tag.contains_key(tag) && is_updated(tag);
-        let of_tensors = gradients.iter().filter(|(tag, _)| is_tensor(tag));
-        let gradients = sum(of_tensors.map(|(_, bytes)| *bytes));
+        let of_tensors = sum(gradients.iter().filter(|(tag, _)| is_tensor(tag)).map(|(_, bytes)| *bytes));
         let is_bucket = |cell: &Cell| {
             let is_of_backward = cell.phase.as_deref() == Phase::Backward.name();
             let is_tensor = cell.tag.as_deref().is_some_and(is_tensor);
@@ -190,14 +192,16 @@ impl<'r> Parts<'r> {
             updated: sum(updated.map(|(_, bytes)| *bytes)),
             sizes,
             has_small_state: run.cells.iter().any(|cell| cell.tag.as_deref().is_some_and(is_small_state)),
-            gradients,
+            gradients: of_tensors,
             trained: match bytes(Role::Gradient) {
                 1.. => bytes(Role::Gradient).min(bytes(Role::Parameter)),
                 _ => bytes(Role::Parameter),
             },
-            buckets: bytes(Role::Gradient).saturating_sub(gradients),
+            buckets: bytes(Role::Gradient).saturating_sub(of_tensors),
             buckets_of_ddp: held(run, amounts, is_bucket),
             parameters_by_tag,
+            gradients_by_tag: gradients,
+            states_by_tag: states,
             is_inference: match oom {
                 Some(oom) => oom.phase.as_deref() == Phase::Evaluation.name(),
                 None => is_evaluation,
