@@ -179,6 +179,11 @@ impl Item {
         self.kind.is_cheap() && self.saves_bytes.is_some_and(|[least, _]| least > 0)
     }
 
+    /// Returns whether the change costs nothing, and is known to save memory.
+    pub(super) fn is_free(&self) -> bool {
+        self.kind.costs_nothing() && self.is_cheap()
+    }
+
     /// Returns the most bytes that the change may save.
     pub(super) fn most(&self) -> i64 {
         self.saves_bytes.map_or(0, |[_, most]| most)

@@ -132,9 +132,9 @@ pub fn saving_line(report: &Report<'_>) -> Option<String> {
         count => format!("gpumemctl why: {}", plural(count as u64, "suggestion")),
     };
     let cheap = report.run.devices.iter().flat_map(|device| composition::cheap(report, device));
-    match cheap.max_by_key(|item| (item.kind.costs_nothing(), item.most())) {
+    match cheap.max_by_key(|item| (item.is_free(), item.most())) {
         Some(item) => {
-            let heading = if item.kind.costs_nothing() { "free to save" } else { "could save" };
+            let heading = if item.is_free() { "free to save" } else { "could save" };
             Some(item.line(heading, &why))
         }
         None => advised.first().map(|item| item.line("memory is short", &why)),

@@ -188,7 +188,7 @@ fn graphs_at_once(device: &Device, parts: &Parts<'_>) -> Option<Item> {
     let graphs = graphs::at_once(device, parts).filter(|graphs| parts.is_large(graphs.bytes))?;
     let change = match graphs.is_trained {
         true => {
-            "Call backward() in each forward pass, if the passes are independent and their losses are only added up"
+            "If the forward passes are independent, and their losses are only added up, call backward() in each of them"
         }
         false => {
             "Keep no graphs: call backward() in each pass of training, and run the others under torch.no_grad()"

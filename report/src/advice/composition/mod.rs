@@ -85,6 +85,7 @@ pub(super) fn cheap(report: &Report<'_>, device: &Device) -> Vec<Item> {
         let is_advised = item.is_cheap()
             || model::is_of_float64(item, &parts)
             || model::is_of_inference(item, &parts)
+            || item.kind == Kind::GraphsAtOnce && graphs::are_most(device, &parts)
             || data::is_most(report, device, item, &parts);
         is_advised && item.most() as f64 >= least
     });

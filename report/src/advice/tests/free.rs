@@ -97,7 +97,9 @@ fn graphs_of_several_passes_may_be_needed_at_once() {
         (step.passes_at_once, step.kept_activations, step.activations) = (passes, level(kept), level(16));
         first(&run)
     };
-    assert_eq!(advised(8, 14), None, "a program that fits may need them: the state of one pass for the next");
+    let graphs = Some((Kind::GraphsAtOnce, [0, 14]));
+    assert_eq!(advised(8, 14), graphs, "or the state of one pass is needed for the next");
+    assert_eq!(advised(40, 16), None, "steps of a sequence");
     assert_eq!(advised(1, 0), None, "a backward pass follows each pass");
     assert_eq!(advised(8, 2), None, "most graphs are dropped");
     assert_eq!(advised(3, 11), None, "the loss of a triplet needs all graphs");
@@ -249,7 +251,7 @@ fn graphs_that_stay_through_steps_need_no_gradients() {
         (Role::Temporary, "Net/a", 1),
     ];
     // In each of 12 steps `kept` holds a share of the first three, and passes kept `gib` GiB in the first step.
-    let advised = |held: &[(Role, &str, i64)], kept: &dyn Fn(i64) -> i64, passes, gib| {
+    let staying = |held: &[(Role, &str, i64)], kept: &dyn Fn(i64) -> i64, passes, gib| {
         let mut run = fitting(held);
         made_in(&mut run, 6, Phase::Backward);
         let details = &mut run.devices[0].details;
@@ -261,8 +263,10 @@ fn graphs_that_stay_through_steps_need_no_gradients() {
         details.growth.points = (0..12).map(|step| (step, step * 10)).collect();
         let row = &mut details.iterations.rows[0];
         (row.passes_at_once, row.kept_activations) = (passes, level(gib));
-        first(&run)
+        run
     };
+    let advised =
+        |held: &[_], kept: &dyn Fn(i64) -> i64, passes, gib| first(&staying(held, kept, passes, gib));
     let always = |_| 100;
     assert_eq!(advised(&held, &always, 8, 10), Some((Kind::EvaluationGradients, [5, 9])));
     let mostly = |step| if step % 4 == 0 { 0 } else { 100 };
@@ -276,6 +280,17 @@ fn graphs_that_stay_through_steps_need_no_gradients() {
     assert_eq!(advised(&outputs, &always, 8, 10), None, "outputs of one module have no graph");
     (outputs[0].2, outputs[1].2, outputs[2].2) = (0, 4, 6);
     assert_eq!(advised(&outputs, &always, 8, 10), None, "outputs of other modules than the activations");
+    // The rest of these steps' activations after their optimizer's step.
+    let outliving = |rest: [i64; 2]| {
+        let mut run = staying(&outputs, &always, 8, 10);
+        for (row, gib) in run.devices[0].details.iterations.rows.iter_mut().zip(rest) {
+            row.activations = Level { peak_bytes: 10 * GIB, last_bytes: gib * GIB };
+        }
+        first(&run)
+    };
+    assert_eq!(outliving([10, 10]), Some((Kind::EvaluationGradients, [3, 9])), "no backward pass frees them");
+    assert_eq!(outliving([10, 0]), None, "that of a second optimizer does");
+    assert_eq!(outliving([1, 1]), None, "a backward pass does");
 }
 
 #[test]
