@@ -34,6 +34,8 @@ fields! {
         in_traceback: bool;
         /// Whether not all objects of the program were searched.
         is_partial: bool;
+        /// Whether it is one tensor, to which `with_graph` tensors were added with their graphs.
+        is_sum: bool;
     }
 }
 
@@ -53,9 +55,19 @@ impl Keeper {
         let (tensors, bytes, with_graph) = (number()?, number()?, number()?);
         let flags = part().unwrap_or_default();
         let has = |flag| flags.split(',').any(|other| other == flag);
-        let (in_traceback, is_partial) = (has("traceback"), has("partial"));
-        let kind = kind.to_owned();
-        Some(Keeper { kind, name, function, place, class, tensors, bytes, with_graph, in_traceback, is_partial })
+        Some(Keeper {
+            kind: kind.to_owned(),
+            name,
+            function,
+            place,
+            class,
+            tensors,
+            bytes,
+            with_graph,
+            in_traceback: has("traceback"),
+            is_partial: has("partial"),
+            is_sum: has("sum"),
+        })
     }
 
     /// Returns the name of the keeper with its class and place: `list losses of main (train.py:41)`. Its names are escaped.
@@ -75,6 +87,7 @@ impl Keeper {
     /// Returns the number of tensors, with the statement on their graphs: `1,120 tensors with graphs`.
     pub fn count(&self) -> String {
         let graphs = match self.with_graph {
+            all if self.is_sum => return format!("the sum of {} with graphs", plural(all, "tensor")),
             0 => String::new(),
             all if all == self.tensors => " with graphs".to_owned(),
             some => format!(", {} with graphs", thousands(some)),
@@ -96,7 +109,7 @@ mod tests {
             attribute\tReplayBuffer.items\t\t\tdeque\t80\t20971520\t40\tpartial\n\
             global\terrors\t\trun.py\tlist\t9\t1\t0\ttraceback,partial\n\
             cache\t\tmask\trun.py:3\t_lru_cache_wrapper\t9\t1\t0\t\n\
-            other\tx\t\t\tlist\t1\t1\t0\t\nglobal\tx\t\t\tlist\tmany\t1\t0\t\nglobal\tx";
+            local\ttotal\tmain\ta.py:7\tTensor\t1\t4\t18\tsum\nother\tx\t\t\tlist\t1\t1\t0\t\nglobal\tx\t\t\tlist\tmany\t1\t0\t\nglobal\tx";
         let keepers = Keeper::parse(lines);
         let titles: Vec<_> = keepers.iter().map(|keeper| (keeper.title(), keeper.count())).collect();
         let expected = [
@@ -104,10 +117,11 @@ mod tests {
             ("deque ReplayBuffer.items", "80 tensors, 40 with graphs"),
             ("list errors (run.py)", "9 tensors"),
             ("lru_cache of mask (run.py:3)", "9 tensors"),
+            ("Tensor total of main (a.py:7)", "the sum of 18 tensors with graphs"),
         ];
         assert_eq!(titles, expected.map(|(title, count)| (title.to_owned(), count.to_owned())));
         let flags: Vec<_> = keepers.iter().map(|keeper| (keeper.in_traceback, keeper.is_partial)).collect();
-        assert_eq!(flags, [(false, false), (false, true), (true, true), (false, false)]);
+        assert_eq!(flags, [(false, false), (false, true), (true, true), (false, false), (false, false)]);
     }
 
     #[test]

@@ -77,7 +77,7 @@ def all_tensors():
 
 def rows(seconds=60.0):
     found = all_tensors()
-    return find(found, (Derived,), time.perf_counter() + seconds)
+    return find(found, (Derived,), time.thread_time() + seconds)
 
 
 def names(seconds=60.0):
@@ -254,11 +254,11 @@ class Harmless(unittest.TestCase):
         self.assertEqual(rows(seconds=-1.0), [])
         many = [[number] for number in range(1_000_000)]
         found = all_tensors()
-        begun = time.perf_counter()
+        begun = time.thread_time()
         (row,) = find(found, (), begun + 0.01) or [None]
         del many
         THINGS = None
-        self.assertLess(time.perf_counter() - begun, 5.0)
+        self.assertLess(time.thread_time() - begun, 5.0)
         self.assertIsNone(row)
 
     def test_failed_scans_stay_silent_and_few(self):

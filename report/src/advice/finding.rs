@@ -46,7 +46,13 @@ pub(super) fn items(
                 "Start the program with gpumemctl run -- COMMAND: without the agent, its parts are unknown";
             vec![Item::new(Kind::Coverage, Memory::Untrackable, device, change)]
         }
-        (findings::Kind::TooLarge, _) => composition::parts(report, device, oom),
+        (findings::Kind::TooLarge, _) => {
+            let kept = finding.keeper.as_ref().map(|keeper| {
+                let formula = format!("it keeps {}", keeper.count());
+                of_keeper(device, keeper).named(keeper.title()).estimated([0, signed(keeper.bytes)], formula)
+            });
+            kept.into_iter().chain(composition::parts(report, device, oom)).collect()
+        }
         (findings::Kind::LargeRequest, Some(oom)) => {
             let change = "Make this tensor in pieces{0}: it is larger than the device";
             let formula = format!("the request has {}", mib(signed(oom.asked_bytes)));
@@ -88,6 +94,7 @@ fn of_keeper(device: &Device, keeper: &Keeper) -> Item {
         _ if keeper.in_traceback => {
             "Keep only the text of the exceptions in the {0}: a traceback keeps all local variables of its functions"
         }
+        _ if keeper.is_sum => "Add .item() of each tensor to the {0}, or call backward() for each",
         _ if keeper.with_graph > 0 && keeper.bytes / keeper.tensors.max(1) <= SCALAR_BYTES => {
             "Keep no tensors with graphs in the {0}: keep .item() of them"
         }

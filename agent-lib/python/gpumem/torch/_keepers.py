@@ -16,12 +16,13 @@ from types import CellType, FrameType, FunctionType, GetSetDescriptorType, Membe
 from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 
 from ._agent import functions, text
-from ._objects import classes, count_objects, instances
+from ._objects import classes, count_objects, instances, referenced
 from ._variables import Name, Running, file_of, function_of, global_names
 
 #: Failed requests of a process after which objects are scanned.
 SCANS = 3
-#: Seconds after which a scan begins no further pass over all objects. A pass takes about 0.2 s for a million objects.
+#: Seconds of the thread's processor time after which a scan begins no further pass over all objects. A pass takes 0.1 to 0.3 s
+#: for a million objects.
 BUDGET = 1.0
 #: Number of times to wait shortly until the program has initialised CUDA.
 _TRIES = 20
@@ -34,6 +35,8 @@ _OWN_FROZEN = 1_000
 #: Maximum number of references from a name to a tensor; of objects whose referrers are searched in one pass; of objects that
 #: are counted for a name; of names that are reported.
 _DEEPEST, _WIDEST, _MOST_COUNTED, _ROWS = 10, 24, 300_000, 5
+#: Maximum number of sums that are reported, and of their summands that are counted; maximum bytes of a tensor with one value.
+_SUMS, _MOST_SUMMANDS, _SCALAR = 2, 100_000, 8
 #: A variable with fewer tensors is not a store: a batch, the outputs of a step.
 _LEAST_TENSORS = 4
 #: Maximum length of a name, in characters.
@@ -46,7 +49,7 @@ _BUILTIN = ("builtins", "collections", "functools", "itertools")
 #: Bit of the flags of a class that was made at run time.
 _HEAP_TYPE = 1 << 9
 #: Kinds of names, the best first, if several hold the same object.
-_KINDS = ("attribute", "global", "cache", "default", "closure", "local")
+_KINDS = ("attribute", "global", "cache", "default", "local", "closure")
 
 
 class Held(NamedTuple):
@@ -67,10 +70,12 @@ class Row(NamedTuple):
     with_graph: int
     in_traceback: bool
     is_partial: bool
+    #: Whether the name is that of one tensor, the sum of `with_graph` others.
+    is_sum: bool = False
 
     def line(self) -> str:
         """Returns the row as a line of `Body::Keepers`."""
-        flags = ["traceback"] * self.in_traceback + ["partial"] * self.is_partial
+        flags = ["traceback"] * self.in_traceback + ["partial"] * self.is_partial + ["sum"] * self.is_sum
         texts = [_clean(part) for part in (*self.name, self.container)]
         return "\t".join([*texts, str(self.tensors), str(self.bytes), str(self.with_graph), ",".join(flags)])
 
@@ -133,6 +138,8 @@ class Search:
     """One search of names. `table` has the tensors by object address; objects of `links` have no names of their own."""
 
     def __init__(self, table: Dict[int, Held], links: Tuple[type, ...], deadline: float) -> None:
+        #: Single tensors with a graph, by name.
+        self.single: Dict[Name, Any] = {}
         self.table = table
         self.links = links
         self.deadline = deadline
@@ -149,10 +156,12 @@ class Search:
         level = [_Node(tensor, None) for tensor in tensors]
         tensors.clear()
         seen = {id(node.thing) for node in level}
+        for node in level:
+            self._store_local(node)
         for _ in range(_DEEPEST):
             if not level:
                 return
-            if time.perf_counter() > self.deadline:
+            if time.thread_time() > self.deadline:
                 break
             new = [node for node in self._above(level[:_WIDEST]) if id(node.thing) not in seen]
             seen.update(id(node.thing) for node in new)
@@ -162,15 +171,14 @@ class Search:
     def _above(self, level: List[_Node]) -> List[_Node]:
         """Returns the objects that refer to those of a level."""
         by_address = {id(node.thing): node for node in level}
-        targets = [node.thing for node in level]
-        own = {id(targets), id(self.found), *self.running.frames}
+        targets = tuple(node.thing for node in level)  # passed as it is, so that its address is known
+        own = {id(targets), id(self.found), id(self.single), *self.running.frames}
         above = []
         for thing in gc.get_referrers(*targets):
             is_own = type(thing) is FrameType and thing.f_globals is globals()
             if id(thing) not in own and type(thing) is not _Node and not is_own:
                 nodes = map(by_address.get, map(id, gc.get_referents(thing)))
                 above += [_Node(thing, node) for node in [next(filter(None, nodes), None)] if node is not None]
-        targets.clear()
         return above
 
     def _unnamed(self, nodes: List[_Node]) -> List[_Node]:
@@ -178,10 +186,7 @@ class Search:
         left: List[_Node] = []
         owners: Dict[Name, List[Tuple[_Node, _Node]]] = {}
         for node in nodes:
-            local = self.running.names.get(id(node.thing))
-            if local is not None:
-                content = node.below if type(node.thing) is CellType and node.below is not None else node
-                self._store(local, content)
+            self._store_local(node)
             named = self._name(node)
             if named is None:
                 left.append(node)
@@ -197,9 +202,27 @@ class Search:
                 self._store(name, same[0][1])
         return left
 
+    def _store_local(self, node: _Node) -> None:
+        name = self.running.names.get(id(node.thing))
+        if name is not None:
+            self._store(name, node.below if type(node.thing) is CellType and node.below is not None else node)
+
     def _store(self, name: Name, node: _Node) -> None:
-        if id(node.thing) not in self.table:
+        held = self.table.get(id(node.thing))
+        if held is None:
             self.found.setdefault(name, node.thing)
+        elif held.has_graph:
+            self.single.setdefault(name, node.thing)
+
+    def sums(self) -> List[Row]:
+        """Returns the names of tensors that are sums of many tensors with graphs, such as `total = total + loss`."""
+        found = []
+        for name, tensor in self.single.items():
+            count = _summands(tensor) if self.table[id(tensor)].bytes <= _SCALAR else 0
+            if count >= _LEAST_TENSORS:
+                size = self.table[id(tensor)].bytes
+                found.append(Row(name, type(tensor).__name__, 1, size, count, False, self.is_partial, True))
+        return found[:_SUMS]
 
     def _name(self, node: _Node) -> Optional[Tuple[Name, _Node]]:
         """Returns the name that an object gives to one below it; `None` if it only leads to a name."""
@@ -286,6 +309,16 @@ class Search:
         return issubclass(kind, (*_GROUPS, *self.links)) or kind in (CellType, TracebackType, FrameType)
 
 
+def _summands(tensor: Any) -> int:
+    """Returns how many tensors were added up one by one to a tensor, with their graphs."""
+    count, node = 0, tensor.grad_fn
+    while node is not None and count < _MOST_SUMMANDS and type(node).__name__ == "AddBackward0":
+        count += 1
+        before = [part for part, _ in node.next_functions]
+        node = next((part for part in before if type(part).__name__ == "AddBackward0"), None)
+    return count
+
+
 def _is_lru_cache(kind: type) -> bool:
     return _class_text(kind, "__module__") == "functools" and _class_text(kind, "__name__") == "_lru_cache_wrapper"
 
@@ -294,28 +327,35 @@ def _place(code: Any) -> str:
     return "%s:%d" % (file_of(code.co_filename), code.co_firstlineno)
 
 
-def samples(tensors: List[Tuple[Any, Held]]) -> List[Any]:
-    """Returns tensors at equal distances in the sum of all bytes, and among those with a graph."""
-    chosen: Dict[int, Any] = {}
-    for weigh in (lambda held: held.bytes, lambda held: held.has_graph):
-        whole = sum(weigh(held) for _, held in tensors)
+def _samples(table: Dict[int, Held], addresses: List[int]) -> Set[int]:
+    """Returns tensors at equal distances in the sum of all bytes, among those with a graph, and among losses."""
+    chosen: Set[int] = set()
+    for weigh in (lambda held: held.bytes, lambda held: held.has_graph, lambda held: held.has_graph and held.bytes <= _SCALAR):
+        whole = sum(weigh(table[address]) for address in addresses)
         passed = taken = 0
-        for tensor, held in tensors:
-            passed += weigh(held)
+        for address in addresses:
+            passed += weigh(table[address])
             if passed * _SAMPLES > whole * (taken + 0.5):
                 taken = passed * _SAMPLES // whole + 1
-                chosen[id(tensor)] = tensor
-    return list(chosen.values())
+                chosen.add(address)
+    return chosen
 
 
 def find(tensors: List[Tuple[Any, Held]], links: Tuple[type, ...], deadline: float) -> List[Row]:
     """Returns the names that keep these tensors; empties the list."""
     table = {id(tensor): held for tensor, held in tensors}
-    chosen = samples(tensors)
+    kinds = {id(type(tensor)): type(tensor) for tensor, _ in tensors}
     tensors.clear()
     search = Search(table, links, deadline)
-    search.follow(chosen)
-    return search.rows()
+    # Most tensors of a graph are kept by the graph alone, which is no Python object.
+    local = search.running.names.keys() & table.keys()
+    kept = referenced(set(table)) | local
+    chosen = _samples(table, [address for address in table if address in kept])
+    # A sum of losses is one tensor among all those of its graphs.
+    scalars = [address for address in local if table[address].has_graph and table[address].bytes <= _SCALAR]
+    chosen.update(scalars[:_SAMPLES])
+    search.follow([one for one in instances(list(kinds.values())) if id(one) in chosen])
+    return search.rows() + search.sums()
 
 
 def _tensors(torch: Any) -> List[Tuple[Any, Held]]:
@@ -406,8 +446,10 @@ class Keepers:
                 pass
 
     def _scan(self, torch: Any) -> None:
-        deadline = time.perf_counter() + BUDGET
+        deadline = time.thread_time() + BUDGET
         if count_objects() <= _MOST_OBJECTS:
-            rows = find(_tensors(torch), (torch.Tensor,), deadline)
+            tensors = _tensors(torch)
+            with torch._C.DisableTorchFunction():
+                rows = find(tensors, (torch.Tensor,), deadline)
             if rows:
                 functions.keepers(text("\n".join(row.line() for row in rows)))

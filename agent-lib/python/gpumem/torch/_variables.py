@@ -44,9 +44,15 @@ def _slots(code: CodeType) -> List[str]:
     return names + own + list(code.co_freevars)
 
 
+def _folder(path: object) -> str:
+    return path.rpartition("/")[0] + "/" if type(path) is str else ""
+
+
 def _is_program(code: CodeType) -> bool:
-    path = code.co_filename
-    return not ("/torch/" in path or path.startswith("<") or "/gpumem/" in path)
+    """Returns whether a function is neither PyTorch's nor this package's, and not in generated code."""
+    torch = _folder(getattr(sys.modules.get("torch"), "__file__", None)) or "<"
+    own = _folder(_slots.__code__.co_filename)
+    return not code.co_filename.startswith(("<", torch, own))
 
 
 def _is_call_of_module(code: CodeType) -> bool:
