@@ -175,6 +175,22 @@ exports! {
     }
     /// Reports the sizes of the program's models, as the lines of `Body::Models`.
     gpumem_models as models(models: *const c_char) -> () { (); |_, _| run::report_models(text!(models)) }
+    /// Returns whether the names that keep tensors are wanted when memory runs out (`GPUMEM_KEEPERS`).
+    gpumem_keepers_wanted as keepers_wanted() -> c_int { 0; |core, _| c_int::from(core.settings.layers.keepers) }
+    /// Reports the names that keep tensors, as the lines of `Body::Keepers`, after the calling thread's last failed request.
+    gpumem_keepers as keepers(lines: *const c_char) -> () { (); |core, thread| core.report_keepers(thread, text!(lines)) }
+    /// Finds the thread whose Python frames run these `count` code objects, the innermost first. Stores the addresses of the
+    /// objects in the first `slots[n]` variables of each frame, one after the other, in `objects`, an array of `total` numbers.
+    /// Returns 1 if the thread was found.
+    gpumem_locals as locals(codes: *const u64, slots: *const u64, count: u64, objects: *mut u64, total: u64) -> c_int {
+        0; |_, _| {
+            // SAFETY: the caller guarantees arrays of this size.
+            let (codes, slots, objects) = unsafe {
+                (c_text::slice(codes, count), c_text::slice(slots, count), c_text::slice_mut(objects, total))
+            };
+            c_int::from(python::locals(codes, slots, objects))
+        }
+    }
     /// Prepares the adoption of memory that PyTorch had before the agent (sources/torch/adopt.rs). Called before PyTorch's list
     /// is requested. Returns 0 if no CUDA context is older than the agent, or while adoption is impossible.
     gpumem_adoption_begins as adoption_begins() -> c_int { 0; |core, _| c_int::from(core.adoption_begins()) }

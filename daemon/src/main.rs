@@ -5,7 +5,7 @@ use clap::{Parser, Subcommand};
 use gpumemd::app::{self, Setup, error_chain};
 use gpumemd::clock;
 use gpumemd::config::Home;
-use gpumemd::os::raise_descriptor_limit;
+use gpumemd::os::{raise_descriptor_limit, use_one_heap};
 use gpumemd::signals::Signals;
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -77,6 +77,7 @@ fn start(run: Run, signals: Signals) -> anyhow::Result<()> {
     }
     log(&run.log)?;
     raise_descriptor_limit();
+    use_one_heap();
     clock::start_beats();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let result = runtime.block_on(async {

@@ -66,6 +66,16 @@ pub(crate) fn is_in_host_pid_namespace() -> bool {
     std::fs::read_link("/proc/self/ns/pid").is_ok_and(|link| link.as_os_str() == "pid:[4026531836]")
 }
 
+/// Lets all threads use the heap of the main thread. Several heaps keep more free memory.
+#[cfg(target_env = "gnu")]
+pub fn use_one_heap() {
+    // SAFETY: the call takes no pointers, and it takes malloc's locks.
+    #[allow(unsafe_code)]
+    unsafe {
+        libc::mallopt(libc::M_ARENA_MAX, 1);
+    }
+}
+
 #[cfg(target_env = "gnu")]
 pub fn trim_heap() {
     // SAFETY: the call takes no pointers, and it takes malloc's locks.
@@ -121,6 +131,10 @@ pub fn heap_bytes_in_use() -> Option<u64> {
     let info = unsafe { libc::mallinfo() };
     Some(u64::from(info.uordblks.cast_unsigned()) + u64::from(info.hblkhd.cast_unsigned()))
 }
+
+/// Does nothing, because only glibc has a function for this.
+#[cfg(not(target_env = "gnu"))]
+pub fn use_one_heap() {}
 
 /// Does nothing, because only glibc has a function for this.
 #[cfg(not(target_env = "gnu"))]

@@ -62,7 +62,7 @@ pub struct Ledger {
     pub(crate) clock: ClockKind,
     /// Wall-clock time minus record time (ns).
     pub(crate) wall_offset_ns: Option<i128>,
-    samples: Vec<(ProcessKey, usize, ClosedSample)>,
+    samples: Vec<(ProcessKey, usize, Arc<ClosedSample>)>,
     windows: Vec<(ProcessKey, AccountRef, Window)>,
     /// Processes with pending samples, by the time (ns) at which the earliest reading of these samples ended.
     waiting: BinaryHeap<Reverse<(u64, usize)>>,
@@ -319,7 +319,7 @@ impl Ledger {
     }
 
     /// Returns the samples closed since the last call: process, index of the device in [`Ledger::devices`], sample.
-    pub fn take_samples(&mut self) -> std::vec::Drain<'_, (ProcessKey, usize, ClosedSample)> {
+    pub fn take_samples(&mut self) -> std::vec::Drain<'_, (ProcessKey, usize, Arc<ClosedSample>)> {
         self.samples.drain(..)
     }
 

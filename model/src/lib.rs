@@ -13,6 +13,7 @@ pub mod fields;
 pub mod gap;
 pub mod growth;
 pub mod iterations;
+pub mod keeper;
 pub mod layers;
 pub mod moment;
 pub mod names;

@@ -2,6 +2,7 @@
 
 use crate::cell::{Amounts, hide_unknown_phase};
 use crate::fields::{Timed, fields, plain};
+use crate::keeper::Keeper;
 use serde::{Deserialize, Serialize};
 
 /// Maximum time (ns) from an OOM to the failed end of its process; a process that runs longer has survived the OOM, unless it has
@@ -97,6 +98,9 @@ fields! {
         is_expandable: bool              => redact keep;
         /// Whether `amounts` lack memory: records were missing, or the agent had not yet sent its earlier state to a new daemon.
         is_partial: bool                 => redact keep;
+        /// Names in the program that keep most tensors, the largest first; those found at the last of `count` failures.
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        keepers: Vec<Keeper>             => redact clear;
         /// State of the device at that time; absent if NVML was not read.
         device: Option<OomDevice>        => redact keep;
         /// Whether no framework reports the outcome: the request was made outside of a framework, or by one that does not report

@@ -11,6 +11,10 @@ use regex_lite::Regex;
 
 /// Name of memory that no rule matches.
 pub const OTHERS: &str = "Others";
+/// Category of blocks from forward passes whose role is unknown.
+pub(crate) const OUTPUTS: &str = "retained forward outputs";
+/// Category of copies of parameters.
+pub(crate) const COPIES: &str = "parameter copies";
 /// Name of the unused memory of pools in texts.
 pub(crate) const CACHED: &str = "cached by the allocator";
 

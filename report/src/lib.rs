@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 pub mod advice;
+mod autocast;
 pub mod bridge;
 pub mod brief;
 pub mod category;
@@ -28,6 +29,7 @@ pub mod names;
 pub mod oom;
 pub mod own;
 pub mod panel;
+mod place;
 pub mod plot;
 pub mod redacted;
 pub mod rules;
@@ -267,6 +269,7 @@ impl<'r> Report<'r> {
                 }
             }
         }
+        autocast::name_copies(run, &mut categories[GroupBy::Structure as usize]);
         let lines = names::large_lines(run);
         for names in &mut categories[..GroupBy::Tag as usize] {
             for (name, cell) in names.iter_mut().zip(&run.cells).filter(|(name, _)| name.is_none()) {

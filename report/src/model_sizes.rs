@@ -126,6 +126,12 @@ impl<'r> ModelSizes<'r> {
         groups.filter(|(_, count, _)| *count > 1).max_by_key(|(_, count, bytes)| count.saturating_mul(*bytes))
     }
 
+    /// Returns the bytes of a model's parameters that require gradients and that no optimizer updates.
+    pub fn not_updated(&self, model: &str) -> i64 {
+        let of_model = self.0.iter().filter(|size| size.model == model);
+        sum(of_model.map(|size| size.trainable.saturating_sub(size.updated)))
+    }
+
     /// Returns whether a model has parameters that require gradients, but none that an optimizer updates, while optimizers update
     /// other models. `None` if that is unknown. The agent finds most optimizers in their first step, so a new one may update the model.
     pub fn lacks_optimizer(&self, model: &str) -> Option<bool> {

@@ -10,6 +10,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Tag that the agent gives to memory of all source lines for which it has no separate tag.
 const OTHER_LINES: &str = "(other lines)";
+/// End of the names of memory that a process with PyTorch allocated without PyTorch's allocator.
+pub(crate) const OUTSIDE_TORCH: &str = " (outside torch)";
 /// Maximum number of groups of tag paths in a table.
 const MOST_GROUPS: usize = 16;
 /// With fewer groups than this, deeper paths are used, with numbers replaced by `*`.
@@ -26,11 +28,21 @@ pub fn library(path: &str) -> &str {
     file.split_once(".so").map_or(file, |(name, _)| name)
 }
 
-/// Returns the name for direct bytes (allocated from the driver) that have no other name: the library that allocated them.
+/// Returns whether a library is the Python interpreter. It calls the driver for Python code, as through `ctypes`.
+fn is_interpreter(library: &str) -> bool {
+    let version = library.strip_prefix("lib").unwrap_or(library).strip_prefix("python");
+    version.is_some_and(|version| {
+        version.is_empty() || version.starts_with(|first: char| first.is_ascii_digit())
+    })
+}
+
+/// Returns the name for direct bytes (allocated from the driver) that have no other name: the library that allocated them, or the line
+/// of the program for which the interpreter did.
 pub(super) fn by_library(cell: &Cell, has_torch: bool) -> Option<String> {
     let path = cell.library.as_deref().filter(|_| cell.class == Class::Direct)?;
-    let name = library(path);
-    Some(if has_torch { format!("{name} (outside torch)") } else { format!("{name} (no tag)") })
+    let line = cell.tag.as_deref().filter(|tag| is_interpreter(library(path)) && is_line(tag));
+    let name = line.unwrap_or_else(|| library(path));
+    Some(if has_torch { format!("{name}{OUTSIDE_TORCH}") } else { format!("{name} (no tag)") })
 }
 
 /// Returns whether a tag is the source line that allocated memory, such as `train.py:212 make_buffer`, or the tag for all further
@@ -137,6 +149,27 @@ mod tests {
         assert_eq!(group("GPT/h.3/attn/c_proj", 2, false), "GPT/h.3");
         assert_eq!(group("GPT/h.3/attn/c_proj", 9, true), "GPT/h.*/attn/c_proj");
         assert_eq!(group("steps/17/a.b", 3, true), "steps/*/a.b");
+    }
+
+    #[test]
+    fn memory_that_the_interpreter_asks_for_has_the_programs_line() {
+        let cell = |path: &str, tag: Option<&str>| Cell {
+            class: Class::Direct,
+            library: Some(path.to_owned()),
+            tag: tag.map(str::to_owned),
+            ..Cell::default()
+        };
+        let name = |path, tag| by_library(&cell(path, tag), true).expect("a name");
+        let line = Some("train.py:5 grab");
+        for path in ["/usr/lib/libpython3.11.so.1.0", "/usr/bin/python3.13t", "python"] {
+            assert_eq!(name(path, line), "train.py:5 grab (outside torch)", "{path}");
+        }
+        assert_eq!(
+            name("/usr/lib/libpython3.11.so.1.0", Some("libpython3.11/drop_gil")),
+            "libpython3.11 (outside torch)"
+        );
+        assert_eq!(name("/usr/lib/libnccl.so.2", line), "libnccl (outside torch)");
+        assert_eq!(name("/usr/lib/libpythonic.so", line), "libpythonic (outside torch)");
     }
 
     #[test]

@@ -293,7 +293,7 @@ impl RunBuilder {
         // The driver frees the memory of a process before the ledger learns of the process's end. A reading between these does
         // not list the process; the last sample is valid nevertheless.
         let is_listed = |sample: &ClosedSample| sample.used_bytes != Err(Absence::NotListed);
-        if process.ended.is_some() && last.is_some() && !account.latest.as_ref().is_none_or(is_listed) {
+        if process.ended.is_some() && last.is_some() && !account.latest.as_deref().is_none_or(is_listed) {
             last_moment.used_absence = None;
         }
         let mut run_device = run::Device {
@@ -516,7 +516,7 @@ fn disagreement(device: &run::Device) -> Option<Caveat> {
 
 /// Returns the last sample with complete data. If an agent covers the process, that includes its tracked bytes.
 fn complete(covered: bool, account: &AccountView) -> Option<&ClosedSample> {
-    account.complete.as_ref().filter(|sample| sample.tracked_bytes.is_some() || !covered)
+    account.complete.as_deref().filter(|sample| sample.tracked_bytes.is_some() || !covered)
 }
 
 /// Returns the moment of the last complete sample; without one, the bytes tracked now.
@@ -533,7 +533,7 @@ fn last_moment(covered: bool, account: &AccountView, now_ns: u64) -> Moment {
         None => Moment { time_ns: now_ns, ..Moment::default() },
     };
     let absence = |sample: &ClosedSample| Some(absence_name(sample.used_bytes.err()?, sample.list_failed));
-    let used_absence = account.latest.as_ref().and_then(absence).map(str::to_owned);
+    let used_absence = account.latest.as_deref().and_then(absence).map(str::to_owned);
     Moment { used_absence, ..moment }
 }
 

@@ -64,11 +64,12 @@ impl LiveSeries {
         if buckets.len() < 2 * CHUNK {
             return;
         }
-        let newest = buckets.split_off((buckets.len() / CHUNK - 1) * CHUNK);
-        let mut older = std::mem::replace(buckets, Vec::with_capacity(2 * CHUNK));
-        buckets.extend(newest);
+        let count = (buckets.len() / CHUNK - 1) * CHUNK;
+        let older = &mut buckets[..count];
         older.iter_mut().for_each(|bucket| bucket.time_ns /= self.recent.width_ns);
         self.packed.extend(older.chunks(CHUNK).map(|chunk| pack_buckets(chunk).into_boxed_slice()));
+        buckets.drain(..count);
+        buckets.shrink_to(2 * CHUNK);
     }
 
     fn unpacked(&self) -> Vec<Bucket> {

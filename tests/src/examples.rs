@@ -129,6 +129,9 @@ fn body(kind: u8) -> Body<'static> {
             reason: "12 of 400 nodes not known",
         },
         88 => Body::Models { models: "Net\tfloat32\t4096\t4096\t0" },
+        89 => {
+            Body::Keepers { oom_seq: C, keepers: "global\thistory\t\ttrain.py\tlist\t40\t4096\t40\tpartial" }
+        }
         87 => Body::Done { result: R, command: 0x71, told: "/tmp/a.gpumem" },
         96 => Body::SampleBegin { number: C },
         97 => Body::DeviceSample {

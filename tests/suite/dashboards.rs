@@ -81,7 +81,13 @@ fn dashboards_import_into_any_grafana() {
             let title = word(&panel["title"]);
             let what = format!("{name}: {title}");
             assert!(ids.insert(panel["id"].as_u64()), "{what}: its id is taken");
-            assert!(!title.is_empty() && word(&panel["description"]).ends_with('.'), "{what}");
+            let description = word(&panel["description"]);
+            let is_sentence = |text: &&str| text.split_whitespace().count() >= 4;
+            assert!(!title.is_empty() && description.ends_with('.'), "{what}");
+            assert!(
+                description.split_terminator(". ").all(|text| is_sentence(&text)),
+                "{what}: {description}"
+            );
             assert!(!word(&panel["fieldConfig"]["defaults"]["unit"]).is_empty(), "{what}: no unit");
             assert_eq!(panel["datasource"]["uid"], "${datasource}", "{what}");
             let [x, y, w, h] =
@@ -117,6 +123,36 @@ fn dashboards_import_into_any_grafana() {
     }
 }
 
+#[test]
+fn dashboards_of_memory_have_findings_growth_and_thresholds() {
+    for name in ["node", "process", "fleet"] {
+        let board = board(name);
+        let panels = list(&board["panels"]);
+        for wanted in ["Findings", "Growth"] {
+            assert!(panels.iter().any(|panel| word(&panel["title"]).starts_with(wanted)), "{name}: {wanted}");
+        }
+    }
+    let limits = |name: &str, title: &str| {
+        let board = board(name);
+        let panel =
+            list(&board["panels"]).iter().find(|panel| panel["title"] == title).expect("a panel").clone();
+        let steps = list(&panel["fieldConfig"]["defaults"]["thresholds"]["steps"]).to_vec();
+        steps.iter().map(|step| (step["value"].as_f64(), word(&step["color"]).to_owned())).collect::<Vec<_>>()
+    };
+    let any = [(None, "green".to_owned()), (Some(1.0), "red".to_owned())];
+    assert_eq!(limits("node", "Out of memory"), any);
+    assert_eq!(limits("fleet", "Out of memory"), any);
+    for (name, title) in [("node", "Fullest device"), ("fleet", "Used by node")] {
+        let limits = limits(name, title);
+        let values: Vec<f64> = limits.iter().filter_map(|(value, _)| *value).collect();
+        assert!(
+            values.is_sorted() && values.iter().all(|value| (0.5..1.0).contains(value)),
+            "{name}: {limits:?}"
+        );
+        assert_eq!(limits.last().map(|(_, color)| color.as_str()), Some("red"), "{name}: {limits:?}");
+    }
+}
+
 /// Lane `prometheus`.
 mod prometheus {
     use super::*;
@@ -134,9 +170,13 @@ mod prometheus {
         let Some(dir) = npm("grafana", &packages, "node_modules/.bin/tsc") else { return };
         let compiler = dir.join("node_modules/.bin/tsc");
         let check = |name: &str, json: &str| {
+            // These types are enumerations, whose values have no literals.
+            let json = json
+                .trim_end()
+                .replace("\"mode\": \"absolute\"", "\"mode\": ThresholdsMode.Absolute")
+                .replace("\"mode\": \"thresholds\"", "\"mode\": FieldColorModeId.Thresholds");
             let typed = format!(
-                "import type {{ Dashboard }} from '@grafana/schema';\nexport const it = {} satisfies Dashboard;\n",
-                json.trim_end()
+                "import {{ type Dashboard, FieldColorModeId, ThresholdsMode }} from '@grafana/schema';\nexport const it = {json} satisfies Dashboard;\n"
             );
             let file = dir.join(format!("{name}.ts"));
             std::fs::write(&file, typed).expect("written");

@@ -126,7 +126,7 @@ impl Sink for Asking {
         self.ledger.observe(origin, record);
         for (_, _, sample) in self.ledger.take_samples() {
             self.sums.push(self.allocated);
-            self.samples.push(sample);
+            self.samples.push(std::sync::Arc::unwrap_or_clone(sample));
         }
     }
 }

@@ -126,7 +126,7 @@ def gradients_kept_by_a_closure():
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
     def on_after_backward():
-        history.append([p.grad.clone() for p in model.parameters()])
+        history.append([kept(p.grad.clone()) for p in model.parameters()])
 
     def closure(rows):
         optimizer.zero_grad()
@@ -288,7 +288,7 @@ def graphs_kept():
             inputs = batch(4096 + 8 * number, 512)
             model(inputs)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            with torch.cuda.graph(graph, pool=graphs[0][0].pool() if APPLIED and graphs else None):
                 output = model(inputs)
             graphs.append((graph, inputs, output))
 
@@ -310,7 +310,8 @@ def pinned_kept():
     buffers = []
     with torch.no_grad():
         for _ in range(100):
-            buffers.append(torch.empty(4 * MIB, pin_memory=True))
+            if not APPLIED or not buffers:
+                buffers.append(torch.empty(4 * MIB, pin_memory=True))
             model(batch(64, 512))
 
 
@@ -352,6 +353,8 @@ def communicators_kept():
         group = torch.distributed.new_group([0], use_local_synchronization=True)
         torch.distributed.all_reduce(torch.zeros(4, device="cuda"), group=group)
         trained(model, 1, rows=256, width=512)
+        if APPLIED:
+            torch.distributed.destroy_process_group(group)
 
 
 def modules_loaded_at_once():
@@ -415,15 +418,32 @@ def long_batch_too_large():
 
 def model_too_large():
     """The parameters do not fit."""
+    if APPLIED:
+        torch.set_default_dtype(torch.bfloat16)
     with torch.device("cuda"):
-        Net(width=8192, depth=40).to(torch.bfloat16) if APPLIED else Net(width=8192, depth=40)
+        Net(width=8192, depth=40)
 
 
 def state_too_large():
     """The state that Adam makes in its first step does not fit."""
     with torch.device("cuda"):
         model = Net(width=4096, depth=10)
-    trained(model, 5, rows=64, width=4096)
+    trained(model, 5, rows=64, width=4096, optimizer=SmallState(model.parameters()) if APPLIED else None)
+
+
+class SmallState(torch.optim.Optimizer):
+    """The memory of bitsandbytes.optim.Adam8bit: two values of 8 bits for each parameter, and a scale for each block of 256. Its
+    kernels need no temporary memory. It computes nothing, as the kernels of the simulated GPU."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {})
+
+    def step(self, closure=None):
+        for parameter in self.param_groups[0]["params"]:
+            for name in ("state1", "state2") if parameter.grad is not None else ():
+                if name not in self.state[parameter]:
+                    self.state[parameter][name] = torch.zeros_like(parameter, dtype=torch.uint8)
+                    self.state[parameter][name + "_scale"] = torch.zeros(-(-parameter.numel() // 256), device="cuda")
 
 
 def temporaries_too_large():
@@ -477,7 +497,20 @@ def data_on_the_device():
 def logits_too_large():
     """A vocabulary of 128,000 over a long sequence: logits, their float copy and the gradient are the peak."""
     model = Net(depth=2, classes=128_000).cuda()
-    trained(model, 10, rows=12_000)
+    if not APPLIED:
+        return trained(model, 10, rows=12_000)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
+    for _ in range(10):
+        hidden = batch(12_000)
+        for block in model.blocks:
+            hidden = block(hidden)
+        inputs = hidden.detach().requires_grad_()
+        for rows in inputs.chunk(8):
+            (model.head(rows).float().pow(2).mean() / 8).backward()
+        hidden.backward(inputs.grad)
+        optimizer.step()
+        optimizer.zero_grad()
+    return optimizer
 
 
 def second_optimizer():
@@ -689,7 +722,7 @@ def healthy_growing_answers():
 
 
 CASES = {name: case for name, case in list(globals().items()) if callable(case) and getattr(case, "__module__", "") == "__main__"}
-for helper in ("Block", "Net", "kept", "batch", "trained", "distributed"):
+for helper in ("Block", "Net", "SmallState", "kept", "batch", "trained", "distributed"):
     CASES.pop(helper, None)
 
 if __name__ == "__main__":

@@ -313,6 +313,13 @@ records! {
     /// keeps the program's models: `accelerate`.
     88 Models { models: &'a str => payload }
 
+    /// Names in the program that keep tensors of PyTorch, found after the failed request that is record `oom_seq`. One line `kind TAB
+    /// name TAB function TAB place TAB class TAB tensors TAB bytes TAB tensors with a graph TAB flags` for each name, the largest
+    /// first. The kind is `global`, `attribute`, `local`, `closure`, `default` or `cache`; flags are `traceback` (an exception
+    /// keeps the tensors), `partial` (not all objects were searched) and `sum` (one tensor, the sum of that many tensors with
+    /// graphs), with commas between.
+    89 Keepers { oom_seq: u64 => aux, keepers: &'a str => payload }
+
     // Observations of the daemon, for recordings.
 
     /// A reading of `device` by NVML begins: device memory, then the process lists, then device memory again.

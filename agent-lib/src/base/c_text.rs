@@ -25,6 +25,15 @@ pub(crate) unsafe fn slice<'a, T>(array: *const T, count: u64) -> &'a [T] {
     if array.is_null() { &[] } else { unsafe { std::slice::from_raw_parts(array, count as usize) } }
 }
 
+/// Returns the caller's array for writing; empty for null.
+///
+/// # Safety
+/// As [`slice`], and nothing else uses the array meanwhile.
+pub(crate) unsafe fn slice_mut<'a, T>(array: *mut T, count: u64) -> &'a mut [T] {
+    // SAFETY: the caller guarantees the array.
+    if array.is_null() { &mut [] } else { unsafe { std::slice::from_raw_parts_mut(array, count as usize) } }
+}
+
 /// Stores a number in the caller's variable, if there is one.
 ///
 /// # Safety

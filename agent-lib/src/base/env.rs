@@ -40,6 +40,8 @@ pub(crate) const PYTHON: &str = "GPUMEM_PYTHON";
 pub(crate) const NVTX: &str = "GPUMEM_NVTX";
 /// `0`: memory without another name is not named after the Python line or the function that allocated it.
 pub(crate) const SITES: &str = "GPUMEM_SITES";
+/// `0`: when PyTorch runs out of memory, the variables that keep tensors are not searched.
+pub(crate) const KEEPERS: &str = "GPUMEM_KEEPERS";
 /// `1`: memory of PyTorch modules also gets the program's source line: `report --by line`.
 pub(crate) const LINES: &str = "GPUMEM_LINES";
 /// NVTX domains whose ranges are scopes, in addition to the default one, separated by commas; `*` for all.
@@ -153,6 +155,7 @@ pub struct Layers {
     pub(crate) python: bool,
     pub nvtx: bool,
     pub sites: bool,
+    pub(crate) keepers: bool,
     pub(crate) lines: bool,
 }
 
@@ -172,6 +175,7 @@ impl Layers {
             python: on(PYTHON),
             nvtx: on(NVTX),
             sites: on(SITES),
+            keepers: on(KEEPERS),
             lines: get(LINES).is_some_and(|value| value != "0"),
         }
     }

@@ -210,6 +210,7 @@ impl Core {
         self.record_retag_at(thread, pool, address, found, use_as, tag);
     }
 
+    #[unsafe(link_section = ".text.hot.gpumem")]
     #[inline(never)]
     fn record_retag_at(
         &self,

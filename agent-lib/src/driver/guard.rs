@@ -15,14 +15,26 @@ pub fn guard<T>(absent: T, work: impl FnOnce(&'static Core, &'static Thread) -> 
     if !status::armed() {
         return absent;
     }
-    let (Some(core), Some(thread)) = (Core::get(), threads::current()) else { return absent };
+    let Some(thread) = threads::current() else { return absent };
+    run(thread, absent, |core| work(core, thread))
+}
+
+/// Like [`guard`], for the calling thread's own place.
+#[inline(always)]
+pub(crate) fn guard_known<T>(thread: &'static Thread, absent: T, work: impl FnOnce(&'static Core) -> T) -> T {
+    if status::armed() { run(thread, absent, work) } else { absent }
+}
+
+#[inline(always)]
+fn run<T>(thread: &'static Thread, absent: T, work: impl FnOnce(&'static Core) -> T) -> T {
+    let Some(core) = Core::get() else { return absent };
     if thread.busy.load(Relaxed) != 0 {
         return absent;
     }
     thread.busy.store(1, Relaxed);
     let work = || {
         fault_injection::at("guard");
-        work(core, thread)
+        work(core)
     };
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(value) => {

@@ -24,7 +24,7 @@ use crate::naming::python::memory::{Careful, Memory, Pointer};
 use crate::naming::sequence::{self, Node, Table, call_at};
 use crate::naming::slot::{self, SlotResult};
 use crate::record::status;
-use crate::threads::Thread;
+use crate::threads::{self, Thread};
 use gpumem_wire::{Layer, LayerState, Phase};
 use std::arch::naked_asm;
 use std::ffi::{CStr, c_void};
@@ -107,6 +107,7 @@ impl RunningNode {
 
 /// Records the gradient of a node that has ended. The engine keeps the node alive until its call has returned or was left by an
 /// exception.
+#[unsafe(link_section = ".text.hot.gpumem")]
 #[inline(never)]
 fn accumulated_in(node: u64) {
     guard::guard((), |core, thread| core.record_gradient(thread, node));
@@ -123,6 +124,7 @@ impl Drop for RunningNode {
 
 #[inline(always)]
 fn enter(thread: &'static Thread, node: *const c_void) -> RunningNode {
+    fault_injection::at("torch.evaluate");
     let mine = &thread.autograd;
     let offsets = OFFSETS.load(Relaxed);
     let mut accumulating = 0;
@@ -154,6 +156,7 @@ fn enter(thread: &'static Thread, node: *const c_void) -> RunningNode {
 }
 
 /// Replacement for `Engine::evaluate_function` in its slot.
+#[unsafe(link_section = ".text.hot.gpumem")]
 unsafe extern "C-unwind" fn evaluate(
     engine: *mut c_void,
     task: *mut c_void,
@@ -161,10 +164,11 @@ unsafe extern "C-unwind" fn evaluate(
     inputs: *mut c_void,
     queue: *mut c_void,
 ) {
-    let running = guard::guard(None, |_, thread| {
-        fault_injection::at("torch.evaluate");
-        Some(enter(thread, node))
-    });
+    let running = match threads::known() {
+        // In the usual case nothing is called before PyTorch's function, so its arguments stay in their registers.
+        Some(thread) => guard::guard_known(thread, None, |_| Some(enter(thread, node))),
+        None => first_entered(node),
+    };
     // SAFETY: calls the slot's original function with the same arguments.
     unsafe {
         let next: Evaluate = std::mem::transmute(next(NEXT));
@@ -174,6 +178,13 @@ unsafe extern "C-unwind" fn evaluate(
         running.end();
         std::mem::forget(running);
     }
+}
+
+/// Like `enter`, for a thread that may not have a place so far.
+#[cold]
+#[inline(never)]
+fn first_entered(node: *const c_void) -> Option<RunningNode> {
+    guard::guard(None, |_, thread| Some(enter(thread, node)))
 }
 
 /// Replacement for `rebase_history` in its slot. Passes the arguments to `rebased` and then jumps to the original function.
@@ -258,8 +269,15 @@ pub(crate) fn name_of_running(thread: &Thread) -> Option<AllocationName> {
     if node == 0 {
         return None;
     }
-    let tag = if node == UNNAMED { 0 } else { table().map_or(0, |table| table.look_up(Node(node))) };
+    let tag = if node == UNNAMED { 0 } else { tag_of(Node(node)) };
     Some(AllocationName { tag, phase: Phase::Backward, ..AllocationName::default() })
+}
+
+/// Returns the tag that the forward pass gave a node; 0 for none.
+#[unsafe(link_section = ".text.hot.gpumem")]
+#[inline(never)]
+fn tag_of(node: Node) -> u32 {
+    table().map_or(0, |table| table.look_up(node))
 }
 
 /// Gives the tag of an allocation to the node that the thread made last, unless that node has an entry. Tag 0 marks the node as

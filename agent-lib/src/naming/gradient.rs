@@ -148,6 +148,7 @@ fn gets_name(role: Role, own: u64, bytes: u64) -> bool {
 impl Core {
     /// Records that a block is a gradient, if the node that the thread runs has accumulated one. `accumulating` is the result
     /// of the function of that name.
+    #[unsafe(link_section = ".text.hot.gpumem")]
     #[inline(never)]
     pub(crate) fn record_gradient(&self, thread: &Thread, accumulating: u64) {
         // SAFETY: calibration proved the layout, and the node holds the objects that are read (see the module's docs).

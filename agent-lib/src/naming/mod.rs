@@ -29,24 +29,22 @@ use std::sync::atomic::Ordering::Relaxed;
 
 impl Core {
     /// Returns the name for memory that the calling thread allocates now. The autograd node made last on it gets the name, too.
-    #[inline(always)]
+    #[unsafe(link_section = ".text.hot.gpumem")]
+    #[inline(never)]
     pub fn named(&self, thread: &Thread) -> AllocationName {
-        let mut frames = python::name().unwrap_or_default();
-        if self.settings.layers.lines && frames.tag != 0 {
-            frames.tag = self.with_line(frames.tag);
-        }
+        let frames = python::name();
         let node = autograd::name_of_running(thread);
-        // Nearly always one of the first two cases applies; `named_by_all` handles the rest.
-        let (tag, phase) = match node {
-            None => (frames.tag, frames.phase),
-            Some(node) if frames == AllocationName::default() => (node.tag, node.phase),
-            Some(_) => (0, Phase::Unknown),
+        // Nearly always either frames or a node give the name, and nothing else does.
+        let name = match (frames, node) {
+            (Some(name), None) if !self.settings.layers.lines => name,
+            (None, Some(name)) => name,
+            _ => AllocationName::default(),
         };
-        if tag == 0 || thread.scope.load(Relaxed) != 0 {
-            return self.named_by_all(thread, frames, node);
+        if name.tag == 0 || thread.scope.load(Relaxed) != 0 {
+            return self.named_by_all(thread, frames.unwrap_or_default(), node);
         }
-        autograd::name_last_node(thread, tag);
-        AllocationName { tag, flags: Flags(0), phase, role: frames.role }
+        autograd::name_last_node(thread, name.tag);
+        name
     }
 
     /// Returns the record context with the name for memory that the calling thread allocates now.
@@ -71,9 +69,12 @@ impl Core {
     fn named_by_all(
         &self,
         thread: &Thread,
-        frames: AllocationName,
+        mut frames: AllocationName,
         node: Option<AllocationName>,
     ) -> AllocationName {
+        if self.settings.layers.lines && frames.tag != 0 {
+            frames.tag = self.with_line(frames.tag);
+        }
         let scope = thread.scope.load(Relaxed);
         let own = match (scope, frames.tag, node.map_or(0, |node| node.tag)) {
             (scope, 0, tag) if tag != 0 && scope == thread.autograd.scope() => tag,

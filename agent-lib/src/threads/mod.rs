@@ -264,15 +264,17 @@ pub fn refused() -> u64 {
     PLACES.refused.load(Relaxed)
 }
 
+/// Returns the calling thread's place, if it has claimed one.
+#[inline(always)]
+pub(crate) fn known() -> Option<&'static Thread> {
+    // SAFETY: null, or the word points into the table, which is never unmapped.
+    unsafe { word::get().as_ref() }
+}
+
 /// Returns the calling thread's place; `None` before `prepare`, and for a thread that has found no free place.
 #[inline(always)]
 pub fn current() -> Option<&'static Thread> {
-    let place = word::get();
-    if place.is_null() {
-        return claim();
-    }
-    // SAFETY: the word points into the table, which is never unmapped.
-    Some(unsafe { &*place })
+    known().or_else(claim)
 }
 
 #[cold]

@@ -106,6 +106,8 @@ pub(crate) struct ThreadAllocatorState {
     pub(crate) refused: AtomicBool,
     fresh: [NewRange; FRESH],
     events: [Event; EVENTS],
+    /// Number of the record of the thread's last failed request.
+    pub(crate) failed_seq: AtomicU64,
 }
 
 impl ThreadAllocatorState {

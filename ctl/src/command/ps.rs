@@ -61,7 +61,7 @@ const LEAST_COMMAND: usize = 12;
 #[derive(Default)]
 pub(super) struct Line {
     pub(super) cells: [String; 8],
-    age: String,
+    pub(super) age: String,
     /// Command line as the daemon returned it; empty if the row has none.
     command: String,
     hints: Vec<String>,

@@ -49,7 +49,7 @@ fn advised(
         (Some(file), _) => has_requests(file).then(|| replayed(file, pid).map_err(|error| error.to_string())),
         // Most runs were stored without their requests.
         (None, Some(id)) => replayed(Path::new(id), None).ok().map(Ok),
-        (None, None) => None,
+        (None, None) => pid.and_then(|pid| replayed(Path::new(&pid.to_string()), None).ok().map(Ok)),
     };
     let advice = advice::advise(&report, &Evidence { replay, children });
     Ok(if args.json { advice::json(&report, &advice) } else { advice::text(&report, &advice) })

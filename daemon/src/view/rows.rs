@@ -205,11 +205,11 @@ pub(super) struct ConsistentSample<'a> {
 impl<'a> ConsistentSample<'a> {
     /// Returns the numbers that all views show.
     pub(super) fn of(account: &'a AccountView) -> Self {
-        let newest = account.latest.as_ref();
+        let newest = account.latest.as_deref();
         let failed =
             newest.and_then(|sample| Some(absence_name(sample.used_bytes.err()?, sample.list_failed)));
         // If the newest reading failed, used bytes are unknown now, so an older sample is not shown.
-        let sample = account.complete.as_ref().filter(|_| failed.is_none());
+        let sample = account.complete.as_deref().filter(|_| failed.is_none());
         let at_sample = sample.and_then(|sample| Some((sample.tracked_bytes?, &*sample.amounts)));
         ConsistentSample {
             sample,
@@ -313,7 +313,7 @@ mod tests {
         Arc::make_mut(&mut process.coverage).covered = covered;
         let account = &mut process.accounts[0];
         assert!(account.complete.is_some() && account.complete == account.latest, "{account:?}");
-        let latest = account.latest.as_mut().expect("a sample");
+        let latest = Arc::make_mut(account.latest.as_mut().expect("a sample"));
         latest.stale = stale;
         latest.list_failed = failed && listed;
         if failed || !listed {

@@ -134,6 +134,7 @@ impl Ledger {
                     stamp,
                     record,
                     new_refusals: 0,
+                    failed_seq: 0,
                     at_allocations: 0,
                 });
                 self.processes[index].ooms.wants_holders = false;

@@ -1,6 +1,7 @@
 //! List of a process's out-of-memory (OOM) entries.
 
 use crate::untrackable::event::Names;
+use gpumem_model::keeper::Keeper;
 use gpumem_model::oom::{Fate, Oom, OomKind};
 use gpumem_wire::{FrameFormat, Stamp};
 use std::collections::VecDeque;
@@ -14,6 +15,8 @@ pub(crate) struct OomEntry {
     pub record: Oom,
     /// Number of failed driver calls since the process last got memory from the driver.
     pub new_refusals: u64,
+    /// Number of the framework's last record of this failure; 0 for none.
+    pub failed_seq: u64,
     /// The process's count of allocations at the last failed driver call.
     pub at_allocations: u64,
 }
@@ -44,6 +47,9 @@ pub(crate) const SAME_NS: u64 = 1_000_000_000;
 /// Maximum number of entries of a process; of more, the oldest pressure entries are dropped, else those in the middle.
 const MAX_ENTRIES: usize = 32;
 
+/// Maximum number of reports on keepers whose failed request is not recorded yet. An agent sends three.
+const MAX_KEEPERS: usize = 4;
+
 /// Maximum number of stacks that are kept, and maximum bytes of each: as many as an agent sends.
 const MAX_STACKS: usize = 128;
 const MAX_STACK_BYTES: usize = 4096;
@@ -58,6 +64,8 @@ pub(crate) struct Ooms {
     /// Whether the next NVML reading may be nearer to the newest entry than the one used.
     pub awaits_reading: bool,
     pub stacks: VecDeque<(u32, String)>,
+    /// Names that keep tensors, by the number of a record of a failed request that has not come yet.
+    keepers: VecDeque<(u64, Vec<Keeper>)>,
     /// Number of the process's records at which the bytes of all cells may be copied again.
     pub next_copy_at: u64,
     /// Time (ns) of the entry that got the last copy.
@@ -81,6 +89,26 @@ impl Ooms {
             self.stacks.pop_front();
         }
         self.stacks.push_back((id, text.into_owned()));
+    }
+
+    /// Adds the names that keep tensors to the entry of the failed request that is record `oom_seq`. Names may come before it.
+    pub fn add_keepers(&mut self, oom_seq: u64, keepers: Vec<Keeper>) {
+        if oom_seq == 0 {
+            return;
+        }
+        match self.entries.iter_mut().rev().find(|entry| entry.failed_seq == oom_seq) {
+            Some(entry) => entry.record.keepers = keepers,
+            None => {
+                self.keepers.truncate(MAX_KEEPERS - 1);
+                self.keepers.push_front((oom_seq, keepers));
+            }
+        }
+    }
+
+    /// Returns the names that came before record `oom_seq` of a failed request.
+    pub fn early_keepers(&mut self, oom_seq: u64) -> Option<Vec<Keeper>> {
+        let at = self.keepers.iter().position(|(seq, _)| *seq == oom_seq)?;
+        self.keepers.remove(at).map(|(_, keepers)| keepers)
     }
 
     /// Removes entries whose outcome (fatal or survived) is decided by now.

@@ -30,9 +30,9 @@ pub(crate) struct Account {
     adoptions: VecDeque<(u64, i64)>,
     /// Time of the last free that was subtracted from `predates` (ns).
     released_ns: u64,
-    pub latest: Option<ClosedSample>,
+    pub latest: Option<Arc<ClosedSample>>,
     /// The latest sample with known `used` bytes; with an agent, also with known `tracked` bytes.
-    pub complete: Option<ClosedSample>,
+    pub complete: Option<Arc<ClosedSample>>,
     pub causes: Causes,
     /// Untrackable bytes over time, for detecting growth.
     pub gaps: GapTrend,

@@ -8,6 +8,7 @@ use crate::rows::row::AnomalyCounts;
 use crate::rules::holdings::Holdings;
 use crate::samples::pending::known_until;
 use crate::untrackable::event::{Event, What};
+use gpumem_model::keeper::Keeper;
 use gpumem_wire::{
     Body, DestroyScope, Flags, ImportSource, MemoryKind, NONE_DEVICE, Record, Stamp, WITHHELD,
 };
@@ -169,6 +170,7 @@ impl Process {
                 self.memory_use.rename(path, old.as_deref());
             }
             Body::Stack { format, frames } => self.ooms.name_stack(stamp.stack, format, frames),
+            Body::Keepers { oom_seq, keepers } => self.ooms.add_keepers(oom_seq, Keeper::parse(keepers)),
             Body::Layer { layer, state, reason } => self.program.layers.report(layer, state, reason),
             Body::Models { models } => {
                 let models: String = models.chars().take(MAX_MODELS).collect();

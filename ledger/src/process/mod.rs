@@ -23,7 +23,7 @@ use crate::oom::records::Ooms;
 use crate::process::account::Account;
 use crate::process::coverage::{Coverage, Facts};
 use crate::process::stream::Stream;
-use crate::process::view::LastView;
+use crate::process::view::{LastView, ProcessView};
 use crate::rows::row::AnomalyCounts;
 use crate::rules::holdings::Holdings;
 use crate::samples::pending::Samples;
@@ -60,6 +60,8 @@ pub(crate) struct Process {
     /// Time of the last free of an unknown address that may be older than the agent; 0 for none.
     pub baseline_freed_ns: u64,
     pub view: RefCell<LastView>,
+    /// View before `view`, if that was only updated. The next update takes its memory: no snapshot has it any more by then.
+    pub spare_view: RefCell<Option<Arc<ProcessView>>>,
 }
 
 impl Process {
@@ -81,6 +83,7 @@ impl Process {
             memory_use: MemoryUse::default(),
             baseline_freed_ns: 0,
             view: RefCell::default(),
+            spare_view: RefCell::default(),
         }
     }
 

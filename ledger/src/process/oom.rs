@@ -145,6 +145,7 @@ impl Process {
         }
         let kind = if report.record.result == 0 { OomKind::Pool } else { OomKind::Device };
         let may_copy_cells = self.may_copy_cells(place.time_ns);
+        let keepers = self.ooms.early_keepers(stamp.seq);
         let again = self.ooms.entries.iter_mut().rev().find(|entry| {
             let is_same = entry.record.asked_bytes == report.record.asked_bytes
                 && entry.stamp.tag == stamp.tag
@@ -152,7 +153,9 @@ impl Process {
             entry.record.kind == kind && entry.is_near(place) && (is_same || !may_copy_cells)
         });
         // The same request again, or one so soon that the cells may not be copied again.
-        if let Some(OomEntry { record: entry, at_allocations, .. }) = again {
+        if let Some(OomEntry { record: entry, at_allocations, failed_seq, .. }) = again {
+            *failed_seq = stamp.seq;
+            entry.keepers = keepers.unwrap_or_else(|| std::mem::take(&mut entry.keepers));
             *at_allocations = self.coverage.allocations;
             entry.count += 1;
             entry.last_ns = place.time_ns;
@@ -162,7 +165,9 @@ impl Process {
             return;
         }
         self.add_entry(kind, report, stamp, place);
-        if let Some(OomEntry { record: entry, .. }) = self.ooms.entries.last_mut() {
+        if let Some(OomEntry { record: entry, failed_seq, .. }) = self.ooms.entries.last_mut() {
+            *failed_seq = stamp.seq;
+            entry.keepers = keepers.unwrap_or_default();
             (entry.refusals, entry.driver_asked_bytes, entry.device_free_bytes) = refusals;
         }
     }
@@ -207,7 +212,14 @@ impl Process {
             ..report.record.clone()
         };
         let at_allocations = self.coverage.allocations;
-        self.ooms.push(OomEntry { book: place.book, stamp: *stamp, record, new_refusals: 1, at_allocations });
+        self.ooms.push(OomEntry {
+            book: place.book,
+            stamp: *stamp,
+            record,
+            new_refusals: 1,
+            failed_seq: 0,
+            at_allocations,
+        });
         self.ooms.is_watched = true;
         if self.may_copy_cells(place.time_ns) {
             self.record_amounts();

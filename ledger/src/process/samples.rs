@@ -8,6 +8,7 @@ use crate::samples::pending::{PeakGap, Pending};
 use crate::untrackable::change::SampleContext;
 use crate::untrackable::event::Names;
 use gpumem_wire::{Absence, Body, Flags, MemoryKind, Record};
+use std::sync::Arc;
 
 impl Process {
     /// Handles the begin of an NVML reading at `t0_ns`: adds a pending sample.
@@ -145,10 +146,11 @@ impl Process {
         }
         account.note_gap(&sample, &self.holdings.books[usize::from(book)].peak);
         account.add_gap_point(&sample, self.coverage.covered);
+        let sample = Arc::new(sample);
         if sample.used_bytes.is_ok() && sample.tracked_bytes.is_some() == self.coverage.covered {
-            account.complete = Some(sample.clone());
+            account.complete = Some(Arc::clone(&sample));
         }
-        account.latest = Some(sample.clone());
+        account.latest = Some(Arc::clone(&sample));
         if sample.tracked_bytes.is_some() && !sample.partial {
             self.add_sample_to_trends(book, sample.t0_ns, &sample.amounts);
         }

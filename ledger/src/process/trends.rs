@@ -53,6 +53,8 @@ impl Process {
             return None;
         }
         if self.growth.books.len() <= book {
+            // Most processes use one device, and the list's usual first growth would be to four elements of 700 bytes.
+            self.growth.books.reserve_exact(book + 1 - self.growth.books.len());
             self.growth.books.resize_with(book + 1, Trend::default);
         }
         Some((&mut self.growth.books[book], &self.holdings.books[book]))

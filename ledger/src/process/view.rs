@@ -48,9 +48,9 @@ pub struct AccountView {
     pub accounted_peak_bytes: Option<u64>,
     /// Part of the newest used bytes that confidential computing protects; absent without confidential computing.
     pub protected_bytes: Option<u64>,
-    pub latest: Option<ClosedSample>,
+    pub latest: Option<Arc<ClosedSample>>,
     /// Last closed sample with known used bytes; with an agent, also with known tracked bytes.
-    pub complete: Option<ClosedSample>,
+    pub complete: Option<Arc<ClosedSample>>,
     /// Parts of the untrackable bytes of `complete`.
     pub parts: Option<UntrackableParts>,
     /// Changes of the untrackable bytes by time. If there are many, the smallest are merged into one, which comes first.
@@ -110,8 +110,19 @@ impl Process {
     pub(crate) fn shared_view(&self) -> Arc<ProcessView> {
         let view = match self.view.take() {
             LastView::Current(view) => view,
-            LastView::Outdated(view, books) => Arc::new(self.updated_view(&view, books)),
-            LastView::Changed(view) => Arc::new(process_view(self, Some(&view.cells))),
+            LastView::Outdated(view, books) => {
+                let make = |accounts| self.updated_view(&view, books, accounts);
+                let updated = match self.spare_view.take() {
+                    Some(spare) => view_in_place_of(spare, make),
+                    None => Arc::new(make(Vec::new())),
+                };
+                self.spare_view.replace(Some(view));
+                updated
+            }
+            LastView::Changed(view) => {
+                self.spare_view.take();
+                Arc::new(process_view(self, Some(&view.cells)))
+            }
             LastView::None => Arc::new(process_view(self, None)),
         };
         self.view.replace(LastView::Current(Arc::clone(&view)));
@@ -122,7 +133,9 @@ impl Process {
         match &*self.view.borrow() {
             LastView::None | LastView::Changed(_) => true,
             LastView::Current(view) => **view == process_view(self, None),
-            LastView::Outdated(view, books) => self.updated_view(view, *books) == process_view(self, None),
+            LastView::Outdated(view, books) => {
+                self.updated_view(view, *books, Vec::new()) == process_view(self, None)
+            }
         }
     }
 
@@ -147,12 +160,13 @@ impl Process {
         };
     }
 
-    /// Returns a copy of a view with new accounts of these books.
-    fn updated_view(&self, view: &ProcessView, books: u64) -> ProcessView {
+    /// Returns a copy of a view with new accounts of these books. `accounts` is empty; its memory is used.
+    fn updated_view(&self, view: &ProcessView, books: u64, mut accounts: Vec<AccountView>) -> ProcessView {
         let account = |(index, account): (usize, &AccountView)| match books >> index & 1 {
             0 => account.clone(),
             _ => account_view(self, index),
         };
+        accounts.extend(view.accounts.iter().enumerate().map(account));
         ProcessView {
             key: view.key,
             facts: Arc::clone(&view.facts),
@@ -160,11 +174,27 @@ impl Process {
             odd: view.odd,
             ended: view.ended,
             cells: Arc::clone(&view.cells),
-            accounts: view.accounts.iter().enumerate().map(account).collect(),
+            accounts,
             ooms: Arc::clone(&view.ooms),
             heard_ns: view.heard_ns,
             bye: view.bye,
         }
+    }
+}
+
+/// Makes a view in the memory of an earlier one, unless something else uses that. `make` gets an empty list for the accounts.
+fn view_in_place_of(
+    mut earlier: Arc<ProcessView>,
+    make: impl FnOnce(Vec<AccountView>) -> ProcessView,
+) -> Arc<ProcessView> {
+    match Arc::get_mut(&mut earlier) {
+        Some(free) => {
+            let mut accounts = std::mem::take(&mut free.accounts);
+            accounts.clear();
+            *free = make(accounts);
+            earlier
+        }
+        None => Arc::new(make(Vec::new())),
     }
 }
 

@@ -35,6 +35,11 @@ pub(crate) struct Roles {
     pub failed_seq: u64,
     /// Maximum of the temporary bytes of an optimizer step so far.
     pub optimizer_temporary: i64,
+    /// The same of a backward pass; `None` before the first one has ended.
+    pub backward_temporary: Option<i64>,
+    /// Whether a block was allocated outside of the backward pass since that allocated its last block, so that the next one begins
+    /// another pass.
+    pub is_backward_over: bool,
     /// Threads whose last block was allocated outside of modules.
     pub outside_threads: Threads,
     /// The thread on which the last forward pass began.
@@ -43,6 +48,8 @@ pub(crate) struct Roles {
     /// Threads that ran forward passes, and threads that ran backward passes; a thread can be in both.
     pub forward_threads: Threads,
     pub backward_threads: Threads,
+    /// The thread that made the first block of the backward pass in progress, if no other thread has made one since; else 0.
+    pub backward_caller: u32,
     /// For each workspace size: whether a parameter of that size exists.
     pub parameters: [bool; WORKSPACE_SIZES],
     /// For each workspace size: whether more blocks of that size existed than there can be workspaces.
@@ -113,6 +120,20 @@ impl Threads {
 impl Roles {
     pub fn is_backward_thread(&self, thread: u32) -> bool {
         self.backward_threads.has(thread) && !self.forward_threads.has(thread)
+    }
+
+    /// Records that a thread has made a block of a backward pass. If another thread continues after the first block, the first one has
+    /// called `backward()`, and runs none of it.
+    pub fn note_backward(&mut self, thread: u32) {
+        let caller = std::mem::take(&mut self.backward_caller);
+        if self.now != Phase::Backward || self.is_backward_over {
+            self.backward_caller = thread;
+        } else if caller == thread {
+            self.backward_caller = caller;
+        } else {
+            self.backward_threads.remove(caller);
+        }
+        self.backward_threads.note(thread);
     }
 
     /// Counts a forward pass that begins. Returns whether the passes before it are not for training: there were more of them than

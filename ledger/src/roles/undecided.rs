@@ -53,7 +53,7 @@ pub(crate) struct Entry {
     pub born: List,
     /// Preliminary role that the block got in its first list.
     pub guess: Role,
-    /// Number of steps that the block has outlived since it left its first list.
+    /// Number of steps that the block has outlived in its list.
     pub age: u8,
 }
 
@@ -165,6 +165,7 @@ impl UndecidedBlocks {
     pub fn move_to(&mut self, at: u32, list: List) {
         self.unlink(at);
         self.link(at, list);
+        self.entries[at as usize].age = 0;
     }
 
     /// Counts one more step that the block has outlived; returns the total.

@@ -4,7 +4,7 @@
 //! |---|---|---|---|
 //! | forward | the beginning of backward, or of the optimizer | activation | temporary |
 //! | forward without backward | the beginning of the next forward pass | unknown | temporary |
-//! | backward | the beginning of the optimizer, or of the next forward pass (gradients are accumulated) | gradient | temporary |
+//! | backward | its end: the next block that a thread of forward passes makes outside, the beginning of the optimizer, or of the next forward pass | gradient | temporary |
 //! | optimizer | its end | optimizer state | temporary |
 //! | no phase, between two steps | the beginning of forward | input | temporary |
 //! | evaluation | the beginning of the next forward pass, or training | unknown | temporary |
@@ -20,7 +20,8 @@
 //! phase. (The optimizer reports its begin and end.) A forward block on a thread that has run only backward passes is a
 //! recomputation of activation checkpointing, and counts as backward. A block without a phase belongs to the forward pass in
 //! progress, because loss code is in no module. Such a block belongs to the backward pass in progress if its thread has run only
-//! backward passes, because the end of a backward pass runs outside its nodes. The agent gives blocks of the closure of an
+//! backward passes, because the end of a backward pass runs outside its nodes. (The thread that calls `backward()` makes the first
+//! gradient, and is none of these.) The agent gives blocks of the closure of an
 //! optimizer's step the phase `Between`, so they do not belong to the optimizer. A `Step` ends all phases.
 //!
 //! **Forward passes.** One begins when a thread that allocated outside of modules allocates in a module. Under `torch.no_grad()` a
@@ -31,7 +32,8 @@
 //! with a forward pass, their role becomes unknown. (A replayed graph allocates no blocks, so its blocks keep their role.) A
 //! block with the exact size of a library's workspace counts as a workspace (workspaces.rs). A block allocated in backward may be a
 //! gradient. Such a block is a workspace only if the parameters are known and none has its size; then one step is enough. While
-//! nothing is trained, as in a server, outliving a pass is enough.
+//! nothing is trained, as in a server, outliving a pass is enough. A program without modules has no forward passes: its blocks
+//! outside of phases are not temporary if they outlive three beginnings of a backward pass.
 //!
 //! **After a loss of records** phase boundaries may be missing; the next boundary then decides the roles. Blocks that were
 //! unknown before a resync are replayed in the order of their allocation. Two live blocks of different phases prove a boundary
@@ -99,7 +101,7 @@ impl Holdings {
 
     /// Handles a failed request. Blocks that are live now keep their roles if the program frees them before their phase ends. If
     /// an optimizer has allocated more than the temporary bytes of earlier steps, its oldest blocks are the state of a new
-    /// optimizer. The blocks of the first forward pass are activations, because no pass has ended that could have kept results.
+    /// optimizer. In the same way the oldest blocks of a backward pass may be gradients, so they have no role. The blocks of the first forward pass are activations, because no pass has ended that could have kept results.
     pub fn note_failure(&mut self, book: u8, seq: u64) {
         let roles = &mut self.roles[usize::from(book)];
         roles.failed_seq = seq;
@@ -111,14 +113,20 @@ impl Holdings {
             }
             return;
         }
-        let mut more = roles.undecided.sum(List::Optimizer) - roles.optimizer_temporary;
-        let blocks: Vec<Entry> = roles.undecided.iter(List::Optimizer).map(|(_, entry)| entry).collect();
-        for entry in blocks {
-            if more <= 0 {
-                break;
+        let of_optimizer = (List::Optimizer, Some(roles.optimizer_temporary), Role::OptimizerState);
+        let of_backward = (List::Backward, roles.backward_temporary, Role::Unknown);
+        for (list, temporary, role) in [of_optimizer, of_backward] {
+            let Some(temporary) = temporary else { continue };
+            let undecided = &self.roles[usize::from(book)].undecided;
+            let mut more = undecided.sum(list).saturating_sub(temporary);
+            let blocks: Vec<Entry> = undecided.iter(list).map(|(_, entry)| entry).collect();
+            for entry in blocks {
+                if more <= 0 {
+                    break;
+                }
+                more -= entry.bytes as i64;
+                self.assign(&entry, role);
             }
-            more -= entry.bytes as i64;
-            self.assign(&entry, Role::OptimizerState);
         }
     }
 
@@ -144,6 +152,10 @@ impl Holdings {
                 _ => match now {
                     Phase::Forward => now,
                     Phase::Backward if self.roles[usize::from(book)].is_backward_thread(stamp.thread) => now,
+                    Phase::Backward => {
+                        self.end_backward(book, stamp.thread);
+                        return Some(List::Between);
+                    }
                     Phase::Optimizer => {
                         // A closure has begun, or the record of the optimizer's end was lost: the agent gives this phase to each
                         // block that the optimizer makes. The block was made between two steps.
@@ -166,7 +178,7 @@ impl Holdings {
                 }
             }
             Phase::Backward => {
-                self.roles[usize::from(book)].backward_threads.note(stamp.thread);
+                self.roles[usize::from(book)].note_backward(stamp.thread);
                 Phase::Backward
             }
             phase => phase,
@@ -175,6 +187,8 @@ impl Holdings {
         self.phases.any_phase = true;
         if phase != now {
             self.enter_phase(book, phase, stamp.seq, stamp.time_ns);
+        } else if phase == Phase::Backward {
+            self.begin_another_backward(book);
         }
         if is_pass && phase == Phase::Forward {
             // The pass may have begun an iteration, to which it belongs.
@@ -183,6 +197,36 @@ impl Holdings {
             iterations.add_pass(passes.with_gradients, undecided.sum(List::Forward));
         }
         list_of(phase)
+    }
+
+    /// Handles a block that a thread makes outside of the backward pass in progress. A thread that runs forward passes waits for the
+    /// backward pass, so that is over, and what is left of it are gradients.
+    fn end_backward(&mut self, book: u8, thread: u32) {
+        let roles = &mut self.roles[usize::from(book)];
+        roles.is_backward_over = true;
+        if roles.forward_threads.has(thread) && !roles.undecided.is_empty(List::Backward) {
+            self.end_list(book, List::Backward, Some(Role::Gradient));
+        }
+    }
+
+    /// Handles a block of a backward pass after one of a backward pass. If blocks were made outside meanwhile, this is another pass.
+    fn begin_another_backward(&mut self, book: u8) {
+        if std::mem::take(&mut self.roles[usize::from(book)].is_backward_over) {
+            self.grow_older_outside(book);
+        }
+    }
+
+    /// Counts one more backward pass for all blocks that were made outside of phases and that no forward pass has followed. Those
+    /// that have outlived several are not temporary.
+    fn grow_older_outside(&mut self, book: u8) {
+        let mut next = self.roles[usize::from(book)].undecided.first(List::Between);
+        while let Some((at, entry)) = next {
+            let undecided = &mut self.roles[usize::from(book)].undecided;
+            next = undecided.next(&entry);
+            if undecided.grow_older(at) >= OLD_AGE {
+                self.unlist(book, at);
+            }
+        }
     }
 
     /// Removes a block from its list of undecided blocks. If the program frees it before its phase ends, its role is temporary.
@@ -252,6 +296,7 @@ impl Holdings {
             return;
         }
         roles.since_seq = seq;
+        roles.is_backward_over = false;
         if from == Phase::Optimizer {
             self.end_list(book, List::Optimizer, Some(Role::OptimizerState));
             let roles = &mut self.roles[usize::from(book)];
@@ -279,6 +324,7 @@ impl Holdings {
                 (roles.is_trained, roles.has_backward) = (true, true);
                 if !self.phases.is_replay {
                     roles.passes.begin_backward(roles.undecided.iter(List::Forward).count());
+                    self.grow_older_outside(book);
                 }
                 self.end_list(book, List::Forward, Some(Role::Activation));
             }
@@ -330,8 +376,12 @@ impl Holdings {
         if list != List::Between && !self.phases.is_replay {
             let temporary = roles.undecided.max_temporary(list);
             roles.iterations.add_temporary(temporary, list == List::Backward);
-            if list == List::Optimizer {
-                roles.optimizer_temporary = roles.optimizer_temporary.max(temporary);
+            match list {
+                List::Optimizer => roles.optimizer_temporary = roles.optimizer_temporary.max(temporary),
+                List::Backward if roles.is_trained => {
+                    roles.backward_temporary = roles.backward_temporary.max(Some(temporary));
+                }
+                _ => {}
             }
         }
         let may_grow_old = matches!(role, Some(Role::Activation | Role::Input));

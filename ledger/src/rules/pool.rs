@@ -29,6 +29,9 @@ impl Holdings {
         }
         let index = self.pools.len() as u32;
         let (opaque, generation) = (owner == PoolOwner::Framework, self.generation);
+        if self.pools.capacity() == 0 {
+            self.pools.reserve_exact(1); // most processes have one pool
+        }
         self.pools.push(Pool { id, owner, book, idle: IDLE, opaque, generation, ..Pool::default() });
         self.pool_ids.insert(id, index);
         index

@@ -323,7 +323,7 @@ pub(crate) struct Samples {
     /// Earliest record time at which a pending sample must be marked or closed (ns).
     pub boundary_ns: u64,
     /// Closed samples that the ledger has not taken, with their books.
-    pub closed: Vec<(u8, ClosedSample)>,
+    pub closed: Vec<(u8, Arc<ClosedSample>)>,
     /// Whether the process is in the ledger's queue for closing stale samples.
     pub is_queued: bool,
     /// Whether books keep their recent changes, because the begin of a reading may arrive late (book/recent_past.rs).

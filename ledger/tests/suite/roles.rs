@@ -191,6 +191,21 @@ fn the_peak_learns_what_was_temporary() {
     assert_eq!(t.at_peak(), "Gradient 1000 Temporary 20000");
 }
 
+/// The peak of many programs is in the first `step()` of Adam, which makes its state.
+#[test]
+fn state_of_the_first_step_is_state_at_the_peak() {
+    let mut t = Train::new();
+    t.born("act", 100, Forward).born("grad", 1000, Backward).free("act");
+    t.optimize(|t| {
+        t.born("m", 1000, Optimizer).born("v", 1000, Optimizer);
+        assert_eq!(t.at_peak(), "Gradient 1000 OptimizerState 2000", "in the step");
+        t.born("tmp", 500, Optimizer).free("tmp");
+    });
+    t.free("grad");
+    assert_eq!(t.at_peak(), "Gradient 1000 OptimizerState 2000 Temporary 500");
+    assert_eq!(t.now(), "OptimizerState 2000");
+}
+
 #[test]
 fn gradients_are_accumulated_over_micro_batches() {
     let mut t = Train::new();
@@ -258,6 +273,44 @@ fn a_closure_runs_forward_and_backward_inside_the_optimizer() {
         t.born("o", 5, Optimizer).free("o");
     });
     assert_eq!(t.now(), "Gradient 10 OptimizerState 3");
+}
+
+/// A program without modules: its own optimizer keeps a history, and reads gradients that `torch.autograd.grad` returns.
+#[test]
+fn history_of_a_program_without_modules_is_not_temporary() {
+    let mut t = Train::new();
+    for (entry, scratch, gradient) in [("a", "s", "g"), ("b", "t", "h"), ("c", "u", "i"), ("d", "v", "j")] {
+        // The thread that calls `backward()` makes the first gradient.
+        t.born(scratch, 5, Unknown)
+            .born_on(MAIN, "one", 1, Backward)
+            .born(gradient, 10, Backward)
+            .free("one");
+        t.born(entry, 1000, Unknown).free(scratch).free(gradient);
+    }
+    t.born("k", 10, Backward);
+    // Blocks of the last three steps may still be temporary.
+    for entry in ["a", "b", "c", "d"] {
+        t.free(entry);
+    }
+    assert_eq!(t.at_peak(), "Unknown 2000 Temporary 2015");
+}
+
+#[test]
+fn gradients_that_no_optimizer_takes_are_gradients() {
+    let mut t = Train::new();
+    let pass = |t: &mut Train, names: [&'static str; 3]| {
+        let [activation, gradient, inner] = names;
+        t.born(activation, 100, Forward).born(gradient, 1000, Backward).born(inner, 20, Backward);
+        t.free(activation).free(inner);
+    };
+    pass(&mut t, ["a", "g", "i"]);
+    // The program scales and adds up the gradients of each sample, and drops them before the next pass.
+    t.born("sum", 1, Unknown).free("g").free("sum");
+    assert_eq!(t.at_peak(), "Gradient 1000 Activation 100 Temporary 20");
+    // Memory runs out in a larger pass: its oldest blocks may be gradients, which has no role yet.
+    t.born("b", 200, Forward).born("h", 2000, Backward).born("j", 20, Backward);
+    t.fail(5000);
+    assert_eq!(t.now(), "Unknown 2000 Activation 200 Temporary 20");
 }
 
 #[test]

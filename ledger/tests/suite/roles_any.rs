@@ -40,6 +40,8 @@ struct Block {
     /// Allocated in a pass before anything was trained, with the size of a workspace.
     is_scratch: bool,
     at: At,
+    /// Backward passes that began since, while its phase is `Unknown` and open.
+    age: u8,
     live: bool,
     pending: bool,
     /// Its role was reported and it was freed: no further changes.
@@ -71,6 +73,9 @@ struct Model {
     outside: BTreeSet<u32>,
     pass_thread: u32,
     has_backward: bool,
+    backward_is_over: bool,
+    /// The thread of the first block of the backward pass, while no other has made one.
+    backward_caller: u32,
     /// Forward passes: since the last backward pass, between the last two, usually, and those with undecided blocks.
     passes: [u64; 4],
     kept: u64,
@@ -188,6 +193,12 @@ impl Model {
                 if self.now == Phase::Optimizer {
                     self.enter(Phase::Unknown, seq);
                 }
+                if self.now == Phase::Backward {
+                    self.backward_is_over = true;
+                    if self.threads.contains(&thread) {
+                        self.settle(Phase::Backward, Some(Role::Gradient));
+                    }
+                }
                 return (self.trained || self.stepped).then_some(Phase::Unknown);
             }
             Phase::Forward if self.now == Phase::Backward && !self.threads.contains(&thread) => {
@@ -199,12 +210,32 @@ impl Model {
             self.threads.insert(thread);
         }
         if stamped == Phase::Backward {
+            let caller = std::mem::take(&mut self.backward_caller);
+            if self.now != Phase::Backward || self.backward_is_over || caller == thread {
+                self.backward_caller = thread;
+            } else {
+                self.backward_threads.remove(&caller);
+            }
             self.backward_threads.insert(thread);
         }
         self.stamped |= stamped != Phase::Unknown;
         self.looks = true;
+        if (phase, self.now) == (Phase::Backward, Phase::Backward)
+            && std::mem::take(&mut self.backward_is_over)
+        {
+            self.grow_older_outside();
+        }
         self.enter(phase, seq);
         Some(phase)
+    }
+
+    /// A backward pass begins: blocks outside of phases that outlive three are not temporary.
+    fn grow_older_outside(&mut self) {
+        let is_outside = |b: &&mut Block| b.live && (b.at, b.born) == (At::Open, Phase::Unknown);
+        for block in self.blocks.values_mut().filter(is_outside) {
+            block.age += 1;
+            block.at = if block.age == 3 { At::Rest } else { At::Open };
+        }
     }
 
     fn born(&mut self, seq: u64, bytes: u64, (role, stamped): (Role, Phase), thread: u32) {
@@ -218,9 +249,22 @@ impl Model {
         let role = if told { role } else { guess };
         let born = born.unwrap_or_default();
         let is_scratch = at == At::Open && self.may_be_scratch(born, bytes);
-        let (live, pending, is_final) = (true, false, false);
-        let block =
-            Block { seq, bytes, stamped, born, role, told, thread, is_scratch, at, live, pending, is_final };
+        let (age, live, pending, is_final) = (0, true, false, false);
+        let block = Block {
+            seq,
+            bytes,
+            stamped,
+            born,
+            role,
+            told,
+            thread,
+            is_scratch,
+            at,
+            age,
+            live,
+            pending,
+            is_final,
+        };
         self.blocks.insert(seq, block);
     }
 
@@ -264,11 +308,23 @@ impl Model {
             return;
         }
         self.since = seq;
+        self.backward_is_over = false;
+        if next == Phase::Backward && !self.replays {
+            self.grow_older_outside();
+        }
         if from == Phase::Optimizer {
             self.settle(Phase::Optimizer, Some(Role::OptimizerState));
             self.optimized += 1;
             if !self.stepped && !self.replays && std::mem::take(&mut self.worked) {
                 self.grow_older(true);
+            }
+        }
+        let is_training = matches!(next, Phase::Backward | Phase::Optimizer);
+        if is_training && !std::mem::replace(&mut self.trained, true) {
+            self.ambiguous.clear();
+            for block in self.blocks.values_mut().filter(|b| b.live) {
+                block.is_scratch = false;
+                block.at = if block.at == At::Workspace { At::Open } else { block.at };
             }
         }
         if matches!(next, Phase::Forward | Phase::Evaluation | Phase::Optimizer) {
@@ -280,14 +336,7 @@ impl Model {
         if matches!(next, Phase::Forward | Phase::Evaluation) {
             self.settle(Phase::Unknown, Some(Role::Input));
         }
-        if matches!(next, Phase::Backward | Phase::Optimizer) {
-            if !std::mem::replace(&mut self.trained, true) {
-                self.ambiguous.clear();
-                for block in self.blocks.values_mut().filter(|b| b.live) {
-                    block.is_scratch = false;
-                    block.at = if block.at == At::Workspace { At::Open } else { block.at };
-                }
-            }
+        if is_training {
             self.has_backward |= next == Phase::Backward;
             if next == Phase::Backward && !self.replays {
                 self.passes[3] = 0;
@@ -413,7 +462,7 @@ impl Model {
             let role = self.guess(born);
             let is_scratch = self.may_be_scratch(born, self.blocks[&seq].bytes);
             self.blocks.entry(seq).and_modify(|block| {
-                (block.at, block.role) = (At::Open, role);
+                (block.at, block.role, block.age) = (At::Open, role, 0);
                 block.is_scratch = is_scratch;
             });
         }
@@ -538,6 +587,7 @@ impl Drive {
             thread,
             is_scratch: false,
             at,
+            age: 0,
             live: true,
             pending,
             is_final: false,

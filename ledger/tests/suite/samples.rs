@@ -473,6 +473,29 @@ fn readings_share_the_list_of_processes_while_it_does_not_change() {
 }
 
 #[test]
+fn view_of_a_process_without_an_agent_takes_the_memory_of_an_unused_one() {
+    let (mut s, mut t0_ns) = (Script::new(), 0);
+    let mut view = |used| {
+        t0_ns += 1000;
+        s.sample_begin(t0_ns);
+        s.listed(77, Some(used));
+        s.sample_end(t0_ns, t0_ns + 100);
+        let processes = s.ledger.snapshot().processes;
+        Arc::clone(processes.iter().find(|process| process.key.pid == 77).expect("listed"))
+    };
+    let used = |view: &Arc<ProcessView>| view.accounts[0].latest.as_ref().map(|sample| sample.used_bytes);
+    let kept: Vec<_> = (1..=5).map(&mut view).collect();
+    assert!(kept.iter().zip(1..).all(|(view, bytes)| used(view) == Some(Ok(bytes))), "a view never changes");
+    drop(kept);
+    let places = [6, 7, 8, 9].map(|bytes| {
+        let view = view(bytes);
+        assert_eq!(used(&view), Some(Ok(bytes)));
+        Arc::as_ptr(&view)
+    });
+    assert_eq!(places[..2], places[2..], "two places, in turn");
+}
+
+#[test]
 fn snapshots_share_the_cells_of_a_process_until_they_change() {
     let mut s = with_hundred();
     let view = |s: &Script| Arc::clone(&s.ledger.snapshot().processes[0]);

@@ -4,18 +4,21 @@ use super::composition::{self, library};
 use super::item::{Item, Kind, Memory, mib, place_of};
 use super::settings;
 use crate::findings::{self, Finding, KeptBy};
+use crate::names::OUTSIDE_TORCH;
 use crate::oom::{holder_name, holders_of};
 use gpumem_model::growth::Axis;
+use gpumem_model::keeper::Keeper;
 use gpumem_model::names::Named;
 use gpumem_model::run::{Device, Oom, Run};
 use gpumem_model::units::signed;
 use gpumem_wire::Phase;
 
-/// Category of NCCL's buffers, and the end of the name of every category of memory that a library allocates for itself.
+/// Category of NCCL's buffers.
 const NCCL: &str = "libnccl (outside torch)";
-const OUTSIDE_TORCH: &str = " (outside torch)";
 /// Category of the workspaces of cuBLAS.
 const WORKSPACE: &str = "workspace (cuBLAS etc.)";
+/// Maximum bytes of a tensor with one value.
+const SCALAR_BYTES: u64 = 8;
 /// Minimum growth of another process, in bytes, that is stated.
 const LEAST_GROWTH: i64 = 1 << 20;
 
@@ -31,12 +34,7 @@ pub(super) fn items(
     let run = report.run;
     match (finding.kind, oom) {
         (findings::Kind::Growth, _) => vec![growth(run, device, oom, finding)],
-        (findings::Kind::NoBackward, Some(oom)) => {
-            let change = "Run the passes that are not for training{0} under torch.no_grad()";
-            let formula = "activations of forward passes without a backward pass";
-            let item = Item::new(Kind::EvaluationGradients, Memory::Activations, device, change);
-            vec![item.named(place_of(oom)).estimated([finding.bytes; 2], formula)]
-        }
+        (findings::Kind::NoBackward, Some(oom)) => vec![no_backward(run, device, oom, finding)],
         (findings::Kind::OtherProcesses, Some(oom)) => {
             vec![other_process(report, device, (oom, finding), children)]
         }
@@ -50,7 +48,13 @@ pub(super) fn items(
                 "Start the program with gpumemctl run -- COMMAND: without the agent, its parts are unknown";
             vec![Item::new(Kind::Coverage, Memory::Untrackable, device, change)]
         }
-        (findings::Kind::TooLarge, _) => composition::parts(report, device, oom),
+        (findings::Kind::TooLarge, _) => {
+            let kept = finding.keeper.as_ref().map(|keeper| {
+                let formula = format!("it keeps {}", keeper.count());
+                of_keeper(device, keeper).named(keeper.title()).estimated([0, signed(keeper.bytes)], formula)
+            });
+            kept.into_iter().chain(composition::parts(report, device, oom)).collect()
+        }
         (findings::Kind::LargeRequest, Some(oom)) => {
             let change = "Make this tensor in pieces{0}: it is larger than the device";
             let formula = format!("the request has {}", mib(signed(oom.asked_bytes)));
@@ -75,35 +79,71 @@ pub(super) fn items(
     }
 }
 
+/// Returns the change for activations of passes without a backward pass. Without them, the training steps set the peak.
+fn no_backward(run: &Run, device: &Device, oom: &Oom, finding: &Finding) -> Item {
+    let of_steps = findings::most_in_use_in_steps(run, device);
+    let in_use = oom.tracked_bytes.saturating_sub(signed(oom.idle_bytes.unwrap_or(0)));
+    let saved = finding.bytes.min(in_use.saturating_sub(of_steps)).max(0);
+    let change = "Run the passes that are not for training{0} under torch.no_grad()";
+    let formula = format!(
+        "{} of activations of forward passes without a backward pass, at most down to the {} in use in training steps",
+        mib(finding.bytes),
+        mib(of_steps)
+    );
+    let item = Item::new(Kind::EvaluationGradients, Memory::Activations, device, change);
+    item.named(place_of(oom)).estimated([saved; 2], formula)
+}
+
+/// Returns the change for memory that a name in the program keeps.
+fn of_keeper(device: &Device, keeper: &Keeper) -> Item {
+    let change = match keeper.kind.as_str() {
+        _ if keeper.in_traceback => {
+            "Keep only the text of the exceptions in the {0}: a traceback keeps all local variables of its functions"
+        }
+        _ if keeper.is_sum => "Add .item() of each tensor to the {0}, or call backward() for each",
+        _ if keeper.with_graph > 0 && keeper.bytes / keeper.tensors.max(1) <= SCALAR_BYTES => {
+            "Keep no tensors with graphs in the {0}: keep .item() of them"
+        }
+        _ if keeper.with_graph > 0 => {
+            "Keep no tensors with graphs in the {0}: keep .detach().cpu() of them, or drop old ones"
+        }
+        "cache" => "Bound the {0}, or keep .cpu() of its tensors",
+        _ => "Drop old tensors of the {0}, or keep .cpu() of them",
+    };
+    Item::new(Kind::RetainedTensors, Memory::Activations, device, change)
+}
+
 /// Returns the change for memory that grows.
 fn growth(run: &Run, device: &Device, oom: Option<&Oom>, finding: &Finding) -> Item {
     let of_library = finding.names.iter().find_map(|(name, _)| library::keeper_of(name));
-    let (item, name) = match (of_library, &finding.kept_by) {
+    let kept_by = (finding.keeper.as_ref(), finding.kept_by.as_ref());
+    let (item, name) = match (of_library, kept_by) {
         (Some(frame), _) => {
             let change = format!("{}{{0}}", frame.change);
             (Item::new(frame.kind, Memory::Activations, device, change), None)
         }
-        (None, None) if finding.is_of_whole_models() && library::has_accelerator(run) => {
+        (None, (Some(keeper), _)) => (of_keeper(device, keeper), Some(keeper.title())),
+        (None, (None, None)) if finding.is_of_whole_models() && library::has_accelerator(run) => {
             let change = "Drop the old models{0}; if each was given to prepare() of an Accelerator, which keeps it and its optimizer, call free_memory() of the Accelerator";
             (Item::new(Kind::RetainedTensors, Memory::Parameters, device, change), None)
         }
-        (None, Some(KeptBy::Frames(function))) => {
+        (None, (None, Some(KeptBy::Frames(function)))) => {
             let change = "Drop these tensors of {0} when they are not needed, or keep .detach().cpu() of them. If an exception keeps them (a traceback keeps all local tensors), keep its text only";
             (Item::new(Kind::RetainedTensors, Memory::Activations, device, change), Some(function.clone()))
         }
-        (None, Some(KeptBy::CacheOfSizes)) => {
+        (None, (None, Some(KeptBy::CacheOfSizes))) => {
             let change = "If a cache such as lru_cache has an entry for each size{0}, bound it, or compute the entry of the largest size once and slice it. Else drop old outputs";
             (Item::new(Kind::RetainedTensors, Memory::Activations, device, change), None)
         }
-        (None, Some(KeptBy::RetainedGraphs)) => {
+        (None, (None, Some(KeptBy::RetainedGraphs))) => {
             let change = "Detach the state that one pass gives to the next, and call backward() without retain_graph=True{0}";
             (Item::new(Kind::RetainedTensors, Memory::Activations, device, change), None)
         }
-        (None, Some(KeptBy::GradientGraphs)) => {
+        (None, (None, Some(KeptBy::GradientGraphs))) => {
             let change = "Drop old gradients{0}; of results of create_graph=True, which have graphs, keep .item() or .detach() only";
             (Item::new(Kind::RetainedTensors, Memory::Gradients, device, change), None)
         }
-        (None, None) => (of_structure(device, oom, finding), None),
+        (None, (None, None)) => (of_structure(device, oom, finding), None),
     };
     let names = finding.names.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ");
     let place = if names.is_empty() { String::new() } else { format!(" ({names})") };
@@ -128,7 +168,7 @@ fn of_structure(device: &Device, oom: Option<&Oom>, finding: &Finding) -> Item {
             (Kind::Communication, Memory::Libraries, change)
         }
         outside if outside.ends_with(OUTSIDE_TORCH) => {
-            let change = "Free what a library allocates outside of PyTorch in each step{0}";
+            let change = "Free what is allocated outside of PyTorch in each step{0}";
             (Kind::RetainedTensors, Memory::Libraries, change)
         }
         WORKSPACE => {

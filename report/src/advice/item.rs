@@ -57,6 +57,8 @@ pub enum Kind {
     ParameterPrecision,
     /// Autocast keeps copies of the weights, in the type in which the program could load them.
     WeightCopies,
+    /// The base of a model with adapters is trained, too.
+    UnfrozenBase,
     /// A copy of the frozen base of a model with an adapter.
     ModelCopy,
     /// A checkpoint stays on the device beside the model that it was loaded into.
@@ -98,16 +100,17 @@ impl Kind {
 
     /// Returns whether a change of this kind is advised to a program that fits, too: its price is small.
     fn is_cheap(self) -> bool {
-        let has_small_price = [
-            Kind::EvaluationBatch,
-            Kind::History,
-            Kind::StateCopy,
-            Kind::Queue,
-            Kind::OutputCopy,
-            Kind::LibrarySetting,
-            Kind::WeightCopies,
-        ]
-        .contains(&self);
+        let has_small_price = matches!(
+            self,
+            Kind::EvaluationBatch
+                | Kind::History
+                | Kind::StateCopy
+                | Kind::Queue
+                | Kind::OutputCopy
+                | Kind::LibrarySetting
+                | Kind::WeightCopies
+                | Kind::UnfrozenBase
+        );
         self.costs_nothing() || has_small_price
     }
 }
@@ -190,6 +193,11 @@ impl Item {
     /// Returns whether the change has a small price or none, and is known to save memory.
     pub(super) fn is_cheap(&self) -> bool {
         self.kind.is_cheap() && self.saves_bytes.is_some_and(|[least, _]| least > 0)
+    }
+
+    /// Returns whether the change costs nothing, and is known to save memory.
+    pub(super) fn is_free(&self) -> bool {
+        self.kind.costs_nothing() && self.is_cheap()
     }
 
     /// Returns the most bytes that the change may save.

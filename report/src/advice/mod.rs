@@ -20,6 +20,7 @@ pub use text::{json, text};
 use crate::findings::{self, Findings, Outcome, Severity};
 use crate::{Report, most_used};
 use gpumem_model::run::{Device, Run};
+use gpumem_model::units::plural;
 
 const MOST_ITEMS: usize = 5;
 /// A device is short of memory if at least this share of it was in use.
@@ -103,15 +104,42 @@ pub fn advise(report: &Report<'_>, evidence: &Evidence<'_>) -> Advice {
     }
 }
 
-/// Returns a line on the largest saving for a program that fits and has no finding: by a change that costs nothing, or else by one with
-/// a small price.
+/// Returns what `gpumemctl why` advises without a replay. Whether another process is a child of this one is not known here, so
+/// advice on other processes is left out.
+fn own_advice(report: &Report<'_>) -> Vec<Item> {
+    let mut items = advise(report, &Evidence::default()).items;
+    items.retain(|item| item.kind != Kind::OtherProcess);
+    items
+}
+
+/// Returns the number of suggestions, for a sentence; `None` if there are none.
+pub(crate) fn suggestions(report: &Report<'_>) -> Option<String> {
+    let count = own_advice(report).len();
+    (count > 0).then(|| plural(count as u64, "suggestion"))
+}
+
+/// Returns a line on the advice for a program that fits and has no finding: the largest saving by a change that costs nothing, or else
+/// by one with a small price, or else the first advice for a device that is nearly full.
 pub fn saving_line(report: &Report<'_>) -> Option<String> {
     let found = Findings::of(report);
     let is_well = matches!(found.outcome, Outcome::Ended | Outcome::Running);
     let has_finding = found.findings.iter().any(|finding| finding.kind != findings::Kind::Losses);
-    let items = report.run.devices.iter().flat_map(|device| composition::cheap(report, device));
-    let item = items.max_by_key(|item| (item.kind.costs_nothing(), item.most()))?;
-    (is_well && !has_finding).then(|| item.line())
+    if !is_well || has_finding {
+        return None;
+    }
+    let advised = own_advice(report);
+    let why = match advised.len() {
+        0 | 1 => "gpumemctl why".to_owned(),
+        count => format!("gpumemctl why: {}", plural(count as u64, "suggestion")),
+    };
+    let cheap = report.run.devices.iter().flat_map(|device| composition::cheap(report, device));
+    match cheap.max_by_key(|item| (item.is_free(), item.most())) {
+        Some(item) => {
+            let heading = if item.is_free() { "free to save" } else { "could save" };
+            Some(item.line(heading, &why))
+        }
+        None => advised.first().map(|item| item.line("memory is short", &why)),
+    }
 }
 
 /// Removes items that recommend the change of an earlier item. Items of these kinds have one change for a device, in several words

@@ -1,10 +1,13 @@
 //! Tests of advice on runs that are made here.
 
+mod adapters;
 mod earlier;
 mod free;
 mod lines;
 mod modules;
+mod not_updated;
 mod outside;
+mod savings;
 
 use super::*;
 use crate::findings::KeptBy;
@@ -245,7 +248,7 @@ fn float64_is_the_first_advice_and_small_types_get_none() {
         (Role::Activation, "Net/a", 6),
     ];
     let first = first_with_models(&held, "Net\tfloat64\t2\t2\t2\n\tfloat64\t4\t0\t0");
-    assert_eq!((first.kind, first.saves_bytes), (Kind::ParameterPrecision, Some([4 * GIB, 7 * GIB])));
+    assert_eq!((first.kind, first.saves_bytes), (Kind::ParameterPrecision, Some([11 * GIB / 2, 7 * GIB])));
     let kinds = |models: &str| {
         let mut run = holding(&held);
         run.devices[0].details.iterations.rows.clear();
@@ -345,20 +348,6 @@ fn streams_are_advised_unless_there_is_only_one() {
     assert!(several.ends_with("3 streams requested memory"), "{several}");
     let unknown = streams(&mut run, None).expect("advice");
     assert!(unknown.ends_with("if several streams are in use"), "{unknown}");
-}
-
-#[test]
-fn graphs_with_one_pool_need_no_other() {
-    let mut run = fragmented(&[]);
-    let graphs = |run: &Run| of_kind(run, Kind::GraphPools).is_some();
-    run.devices[0].details.pools = vec![Pool { private_pools: Some(11), ..Pool::default() }];
-    assert!(!graphs(&run), "pools of torch.cuda.MemPool");
-    run.devices[0].details.graphs = 11;
-    assert!(graphs(&run));
-    run.devices[0].details.pools[0].private_pools = Some(1);
-    assert!(!graphs(&run), "the change is in force");
-    run.devices[0].details.pools[0].private_pools = None;
-    assert!(graphs(&run), "unknown");
 }
 
 #[test]

@@ -41,10 +41,9 @@ impl Item {
         parts.collect::<Vec<_>>().join(&name(0))
     }
 
-    /// Returns the change and its saving in one line, for a report.
-    pub(super) fn line(&self) -> String {
-        let heading = if self.kind.costs_nothing() { "free to save" } else { "could save" };
-        format!("{heading}: {} ({}; gpumemctl why)", self.sentence(), self.amount())
+    /// Returns the change and its saving in one line, for a report. `why` is the command for more.
+    pub(super) fn line(&self, heading: &str, why: &str) -> String {
+        format!("{heading}: {} ({}; {why})", self.sentence(), self.amount())
     }
 
     /// Returns the bytes that the change saves.

@@ -221,19 +221,24 @@ const OFFERED: usize = 4;
 /// Maximum number of characters of a word that are compared; further characters are ignored.
 const LONGEST: usize = 64;
 
-/// Returns the words of `known` most similar to `word`, the best first. A word that contains the other counts as similar.
+/// Returns the words of `known` most similar to `word`, the best first. A word that contains the other counts as similar, and so does
+/// one with a similar part: `retaind` is near `retained forward outputs`.
 pub fn nearest(word: &str, known: &[String]) -> Vec<String> {
     let compared = |word: &str| -> String { plain(word).chars().take(LONGEST).collect() };
     let word = compared(word);
     let most = 1 + word.chars().count() / 3;
     let is_part = |whole: &str, part: &str| part.len() >= 3 && whole.contains(part);
+    let length = word.split(' ').count();
     let distance = |name: &&String| {
         let name = compared(name);
-        let distance = levenshtein(&word, &name);
-        match is_part(&name, &word) || is_part(&word, &name) {
-            true => Some(distance.min(1)),
-            false => Some(distance).filter(|distance| *distance <= most),
-        }
+        let words: Vec<&str> = name.split(' ').collect();
+        let of = |part: &[&str]| levenshtein(&word, &part.join(" "));
+        let of_parts = words.windows(length).filter(|part| part.len() < words.len()).map(of).min();
+        let of_parts =
+            of_parts.filter(|distance| *distance <= most).map(|distance| distance.saturating_add(1));
+        let of_whole = Some(of(&words)).filter(|distance| *distance <= most);
+        let of_similar = (is_part(&name, &word) || is_part(&word, &name)).then_some(1);
+        [of_whole, of_parts, of_similar].into_iter().flatten().min()
     };
     let mut near: Vec<(usize, &String)> =
         known.iter().filter_map(|name| Some((distance(&name)?, name))).collect();
@@ -244,8 +249,14 @@ pub fn nearest(word: &str, known: &[String]) -> Vec<String> {
         name.len() > part.len() && name.starts_with(part) && levenshtein(&word, name) <= most
     };
     let is_abbreviation = |part: &str| near.iter().any(|(_, name)| is_whole(&plain(name), part));
-    let offered = near.iter().filter(|(_, name)| !is_abbreviation(&plain(name)));
-    offered.take(OFFERED).map(|(_, name)| (*name).clone()).collect()
+    // A phrase around a word that is nearer says nothing more.
+    let is_phrase = |at: usize, name: &str| {
+        let nearer = near.iter().take(at).map(|(_, nearer)| plain(nearer));
+        name.split(' ').count() > length && nearer.into_iter().any(|nearer| is_part(name, &nearer))
+    };
+    let is_offered = |at: usize, name: &str| !is_abbreviation(name) && !is_phrase(at, name);
+    let offered = near.iter().enumerate().filter(|(at, (_, name))| is_offered(*at, &plain(name)));
+    offered.take(OFFERED).map(|(_, (_, name))| (*name).clone()).collect()
 }
 
 #[cfg(test)]

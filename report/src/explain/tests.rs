@@ -258,4 +258,8 @@ fn near_words_are_found() {
     assert_eq!(nearest("traked", &known), ["tracked"]);
     assert_eq!(nearest("untrack", &known), ["Untrackable"]);
     assert!(nearest("xyzzy", &known).is_empty());
+    let phrases = ["retained forward outputs", "retries", "kv cache"].map(str::to_owned);
+    assert_eq!(nearest("retaind", &phrases)[0], "retained forward outputs");
+    assert_eq!(nearest("forwrd outputs", &phrases), ["retained forward outputs"]);
+    assert_eq!(nearest("cahce", &phrases), ["kv cache"]);
 }

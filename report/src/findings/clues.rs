@@ -1,17 +1,21 @@
 //! Clues to the cause of a finding that the amounts give: how large a growth is beside the parameters, and whether graphs are kept.
 
-use super::finding::{Finding, KeptBy};
+use super::finding::{Finding, KeptBy, mib};
 use crate::{Report, held};
 use gpumem_model::escape::escape;
 use gpumem_model::growth::Axis;
+use gpumem_model::keeper::Keeper;
 use gpumem_model::names::Named;
 use gpumem_model::run::{Amounts, Device, Oom};
+use gpumem_model::units::signed;
 use gpumem_wire::{Phase, Role};
 
 /// Two numbers of bytes are about the same if they differ by at most this share.
 const SAME_SHARE: f64 = 0.05;
 /// Minimum bytes of gradients or optimizer state, as a factor of the parameters', from which more exist than one model has.
 const TOO_MANY: f64 = 2.5;
+/// Minimum bytes of a keeper's tensors, as a share of the growth, from which it explains the growth.
+const KEEPER_SHARE: f64 = 0.5;
 /// Clue to memory of many modules that grows in few steps: a step that fails keeps the memory of its frames.
 const EXCEPTIONS: &str = "outputs of many of its modules in the minority of the steps, as when exceptions of failed steps are kept";
 
@@ -27,18 +31,38 @@ pub(super) fn with_clues(
     finding: Finding,
 ) -> Finding {
     let graphs = graphs(report, (oom, amounts), &finding);
-    let finding = Finding { kept_by: graphs.or(finding.kept_by.clone()), ..finding };
+    let structure = finding.structures.first().map(String::as_str);
+    let is_of_graphs = matches!(structure, Some("activations" | "retained forward outputs"));
+    let keeper = oom.and_then(|oom| keeper(oom, finding.bytes, is_of_graphs)).cloned();
+    let finding = Finding { keeper, kept_by: graphs.or(finding.kept_by.clone()), ..finding };
     let clue = finding
-        .kept_by
+        .keeper
         .as_ref()
-        .and_then(of_keeper)
+        .map(text_of)
+        .or_else(|| finding.kept_by.as_ref().and_then(of_kept_by))
         .or_else(|| of_structure(report, (oom, amounts), &finding));
     let what = [Some(finding.what.clone()), clue].into_iter().flatten().collect::<Vec<_>>().join("; ");
     Finding { what, ..finding }
 }
 
+/// Returns the name in the program that keeps `bytes`: tensors with at least half of them, or tensors with graphs. The tensors that a
+/// graph keeps are not counted.
+pub(super) fn keeper(oom: &Oom, bytes: i64, is_of_graphs: bool) -> Option<&Keeper> {
+    let has_much = |keeper: &&Keeper| keeper.bytes as f64 >= bytes as f64 * KEEPER_SHARE;
+    let with_graphs = oom.keepers.iter().filter(|keeper| is_of_graphs && keeper.with_graph > 0);
+    oom.keepers.iter().find(has_much).or_else(|| with_graphs.max_by_key(|keeper| keeper.with_graph))
+}
+
+/// Returns the words on a keeper, with the number and size of its tensors.
+pub(super) fn text_of(keeper: &Keeper) -> String {
+    let traceback = if keeper.in_traceback { "the tracebacks of exceptions in " } else { "" };
+    let bytes = signed(keeper.bytes);
+    let size = if bytes >= 1 << 20 { format!(", {} MiB", mib(bytes)) } else { String::new() };
+    format!("kept by {traceback}the {}: {}{size}", keeper.title(), keeper.count())
+}
+
 /// Returns the words on what keeps the memory.
-fn of_keeper(kept_by: &KeptBy) -> Option<String> {
+fn of_kept_by(kept_by: &KeptBy) -> Option<String> {
     match kept_by {
         KeptBy::Frames(function) => Some(format!(
             "tensors of several lines of {} grow together: an object keeps them, or an exception, whose traceback keeps the local variables",

@@ -1,6 +1,7 @@
 //! A finding: one conclusion about a run, with the bytes that it explains.
 
 use gpumem_model::cell::HIDDEN_TAG;
+use gpumem_model::keeper::Keeper;
 use gpumem_model::run::Device;
 use gpumem_model::units::thousands;
 use serde::Serialize;
@@ -108,6 +109,9 @@ pub struct Finding {
     /// Whether memory grew in the minority of the steps or forward passes.
     #[serde(skip)]
     pub is_in_few_steps: bool,
+    /// The name in the program that keeps most of the memory, if the agent found it when memory ran out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub keeper: Option<Keeper>,
     /// What keeps growing memory, if the amounts show it.
     #[serde(skip)]
     pub(crate) kept_by: Option<KeptBy>,
@@ -143,6 +147,7 @@ impl Finding {
             names: Vec::new(),
             is_in_many: false,
             is_in_few_steps: false,
+            keeper: None,
             kept_by: None,
             structures: Vec::new(),
             rate: None,

@@ -21,6 +21,7 @@ use super::finding::{Finding, KeptBy, Kind, Rate, Severity, mib};
 use crate::category::OTHERS;
 use crate::judge::trend_test::{ALPHA, Judgement, Verdict, judge, warm_up};
 use crate::judge::{Axis, Growth as Points};
+use crate::names::OUTSIDE_TORCH;
 use crate::rules::NO_TAG;
 use crate::{GroupBy, Report, held, most_used, names, sum, sum_of, sums};
 use gpumem_model::escape::escape;
@@ -63,6 +64,8 @@ const LONGEST_FORECAST_S: f64 = 30.0 * 86_400.0;
 pub(super) struct Growth {
     /// Number of bytes that were added and not released.
     pub bytes: i64,
+    /// Bytes of all memory at the last point less those at the first one.
+    since_first: i64,
     /// Unit of time of the rate: `step`, `forward pass`, `period` or `second`.
     axis: &'static str,
     /// Number of units of `axis` for which the memory grew.
@@ -201,6 +204,11 @@ impl Course<'_> {
             ),
             lasted_ns: self.lasted_ns(&judgement),
             until_ns: u64::MAX,
+            since_first: self
+                .whole
+                .last()
+                .zip(self.whole.first())
+                .map_or(0, |(last, first)| last.saturating_sub(*first)),
             bytes,
             axis,
             over: over(&judgement)?,
@@ -348,19 +356,22 @@ impl Growth {
         }
     }
 
-    /// Returns the rate, with the bytes that it adds in the whole life of the process, or until the failed request. These are at
-    /// most `held`, the bytes of this memory that exist, but not less than those that were seen to be added.
+    /// Returns the rate, with the bytes that it adds in the whole life of the process, or until the failed request. These are not
+    /// less than those that were seen to be added, and at most `held`, the bytes of this memory that exist, or all that was added
+    /// from the first point until now: other tags may have grown with these, or before them.
     fn whole(&self, device: &Device, held: i64) -> Rate {
         let points = &device.details.growth;
         let begun = points.points.iter().rev().find(|(_, time_ns)| *time_ns <= self.until_ns);
         let last = begun.filter(|_| points.latest.1 > self.until_ns).unwrap_or(&points.latest);
         let units = if points.axis.name() == self.axis { last.0.saturating_add(1) } else { self.over };
         let whole_bytes = self.bytes as f64 * units.max(self.over) as f64 / self.over.max(1) as f64;
+        let bytes_per_unit = self.bytes / i64::try_from(self.over.max(1)).unwrap_or(i64::MAX);
+        let most = held.max(self.bytes).max(self.since_first.saturating_add(bytes_per_unit));
         Rate {
             text: self.rate(),
-            bytes_per_unit: self.bytes / i64::try_from(self.over.max(1)).unwrap_or(i64::MAX),
+            bytes_per_unit,
             is_over_time: self.axis == "second",
-            whole_bytes: (whole_bytes as i64).min(held.max(self.bytes)),
+            whole_bytes: (whole_bytes as i64).min(most),
         }
     }
 
@@ -368,16 +379,22 @@ impl Growth {
     /// memory outside of every module.
     fn subject(&self) -> String {
         let names = self.names.iter().map(|(name, _)| name);
-        let has_lines = self.structures.iter().any(|name| names::is_line(name));
-        let is_line = |name: &&String| has_lines && names::is_line(name);
-        let of_names = names.clone().filter(|name| is_line(name) && !self.structures.contains(name));
+        let is_outside = |name: &String| name.ends_with(OUTSIDE_TORCH);
+        let has_lines = self.structures.iter().any(|name| names::is_line(name) && !is_outside(name));
+        let is_line = |name: &&String| has_lines && names::is_line(name) && !is_outside(name);
+        let is_in_structure = |name: &String| {
+            let is_same =
+                |structure: &String| structure.strip_suffix(OUTSIDE_TORCH).unwrap_or(structure) == name;
+            self.structures.iter().any(is_same)
+        };
+        let of_names = names.clone().filter(|name| is_line(name) && !is_in_structure(name));
         let lines = self.structures.iter().filter(is_line).chain(of_names);
         let lines = lines.map(|name| escape(name)).collect::<Vec<_>>().join(", ");
         let tensors =
             (!lines.is_empty()).then(|| format!("tensors made at {lines}, outside of every module"));
         let structures = self.structures.iter().filter(|name| *name != OTHERS && !is_line(name));
         let structures: Vec<String> = structures.map(|name| escape(name)).collect();
-        let others = names.filter(|name| !self.structures.contains(name) && !is_line(name));
+        let others = names.filter(|name| !is_in_structure(name) && !is_line(name));
         let others: Vec<String> = others.map(|name| escape(name)).collect();
         let modules = match (structures.join(" + "), others.join(", ")) {
             (structures, others) if others.is_empty() => structures,

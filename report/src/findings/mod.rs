@@ -127,11 +127,23 @@ fn idle_of(run: &Run, amounts: &Amounts) -> i64 {
     held(run, amounts, |cell| cell.class == Class::PoolIdle)
 }
 
+/// Returns the bytes that were in use at a moment.
+fn in_use(run: &Run, point: &Point) -> i64 {
+    point.tracked_bytes().saturating_sub(idle_of(run, &point.amounts))
+}
+
+/// Returns the most bytes that were in use until the end of the last completed step; 0 before the first one.
+pub(crate) fn most_in_use_in_steps(run: &Run, device: &Device) -> i64 {
+    let end_ns = device.details.iterations.rows.last().map_or(0, |row| row.end_ns);
+    let points = device.details.timeline.points.iter().filter(|point| point.time_ns <= end_ns);
+    points.map(|point| in_use(run, point)).max().unwrap_or(0)
+}
+
 /// Returns the most tracked bytes that were in use at one moment, and that moment; `None` if it is the peak.
 pub(crate) fn most_in_use(run: &Run, device: &Device) -> (i64, Option<u64>) {
     let peak = device.peak.tracked_bytes.unwrap_or(0).saturating_sub(idle_of(run, &device.peak.amounts));
-    let in_use = |point: &Point| point.tracked_bytes().saturating_sub(idle_of(run, &point.amounts));
-    let moments = device.details.timeline.points.iter().map(|point| (in_use(point), Some(point.time_ns)));
+    let points = device.details.timeline.points.iter();
+    let moments = points.map(|point| (in_use(run, point), Some(point.time_ns)));
     moments.max_by_key(|moment| moment.0).filter(|moment| moment.0 > peak).unwrap_or((peak, None))
 }
 

@@ -7,9 +7,11 @@ use super::finding::{Finding, Kind, Severity, mib, rank};
 use super::{clues, growth};
 use crate::model_sizes::ModelSizes;
 use crate::oom::{holder_name, holders_of};
-use crate::{GroupBy, Report, held, names, sum, sums};
+use crate::place::{self, OF_PASSES};
+use crate::{GroupBy, Report, held, names, sum};
 use gpumem_model::cell::HIDDEN_TAG;
 use gpumem_model::escape::escape;
+use gpumem_model::keeper::Keeper;
 use gpumem_model::names::Named;
 use gpumem_model::run::{Amounts, Cell, Device, Fate, Holder, Iteration, Moment, Oom, OomKind, Run};
 use gpumem_model::units::signed;
@@ -30,17 +32,15 @@ const SAME_NS: u64 = 1_000_000_000;
 /// Growth of another process below this number of bytes is not stated.
 const LEAST_GROWTH: i64 = 1 << 20;
 
-/// Minimum share of a part of the memory for the module or line that has most of it to be named.
-const PLACE_SHARE: f64 = 0.4;
 /// Minimum share of the activations of the only module that is named with all of them.
 const WHOLE_SHARE: f64 = 0.8;
+/// Minimum share of the process's memory for the name in the program that keeps it to be named, if it did not grow.
+const KEPT_SHARE: f64 = 0.25;
 /// A request and an output have the same size if they differ by at most this share.
 const SAME_SIZE: f64 = 0.02;
 
 /// Category of activations.
 const ACTIVATIONS: &str = "activations";
-/// Category of temporaries.
-const TEMPORARIES: &str = "temporaries";
 /// Category of the optimizers' state.
 const OPTIMIZER_STATE: &str = "optimizer state";
 /// Activations are clearly more than in earlier steps above this factor.
@@ -319,13 +319,16 @@ impl<'r> Request<'r> {
         let of_a_step = rows.iter().map(|row: &Iteration| row.activations.peak_bytes).max()?;
         let passes = self.oom.passes_without_backward?;
         let is_much = of_a_step > 0 && bytes / STEPS_AT_ONCE >= of_a_step && passes >= STEPS_AT_ONCE as u64;
+        let keeper = clues::keeper(self.oom, bytes, true);
+        let kept = keeper.map(|keeper| format!("; they are {}", clues::text_of(keeper))).unwrap_or_default();
         (is_much && self.would_fit(bytes)).then(|| Finding {
+            keeper: keeper.cloned(),
             advice: Some("run passes that are not for training under torch.no_grad()".into()),
             ..self.finding(
                 Kind::NoBackward,
                 bytes,
                 format!(
-                    "{} MiB of activations are kept by {passes} forward passes without a backward pass; a training step kept {} MiB",
+                    "{} MiB of activations are kept by {passes} forward passes without a backward pass; a training step kept {} MiB{kept}",
                     mib(bytes),
                     mib(of_a_step)
                 ),
@@ -347,10 +350,12 @@ impl<'r> Request<'r> {
 
     /// Returns that the failed request is as large as all outputs of the place with most of them, if it is: a gradient or a
     /// temporary of them.
-    fn request_clue(&self, largest: Option<&(String, i64)>) -> String {
+    fn request_clue(&self, report: &Report<'_>, amounts: &Amounts) -> String {
         let asked = signed(self.oom.asked_bytes);
         let is_same = |bytes: i64| bytes.abs_diff(asked) as f64 <= asked as f64 * SAME_SIZE;
-        let same = largest.filter(|(_, bytes)| is_same(*bytes));
+        let outputs = report.by_tag(amounts, |cell| cell.role.as_deref() == Role::Activation.name());
+        let largest = outputs.into_iter().max_by_key(|(_, bytes)| *bytes);
+        let same = largest.filter(|(tag, bytes)| is_same(*bytes) && *tag != HIDDEN_TAG);
         same.map(|(tag, _)| format!(", as much as the outputs of {} have", escape(tag))).unwrap_or_default()
     }
 
@@ -402,51 +407,40 @@ impl<'r> Request<'r> {
         parts.retain(|(_, part)| *part as f64 >= bytes as f64 * NAMED_SHARE);
         parts.truncate(NAMED);
         let module = self.activated_module(report).filter(|_| parts[0].0 == ACTIVATIONS);
-        let place = |name: &str| place_of_part(report, &moment.amounts, name);
-        let output = place(ACTIVATIONS);
+        let place = |name: &str| {
+            let place = place::of_category(report, &moment.amounts, name);
+            place.map(|(tag, most)| format!(" ({} of {})", mib(most), escape(&tag))).unwrap_or_default()
+        };
         let named = parts.iter().map(|(name, bytes)| match &module {
             Some(module) if name == ACTIVATIONS => {
                 let earlier = self.activations_of_earlier_steps(*bytes);
                 format!("{name} of {} {}{earlier}", escape(module), mib(*bytes))
             }
             _ if name == ACTIVATIONS => {
-                let of = output.as_ref().map(|(tag, most)| format!(" ({} of {})", mib(*most), escape(tag)));
                 let earlier = self.activations_of_earlier_steps(*bytes);
-                let notes = format!("{}{earlier}", of.unwrap_or_default()).replace(") (", "; ");
+                let notes = format!("{}{earlier}", place(name)).replace(") (", "; ");
                 format!("{name} {}{notes}", mib(*bytes))
             }
             _ if name == OPTIMIZER_STATE => {
                 format!("{name} {}{}", mib(*bytes), self.state_clue(report, &moment, *bytes))
             }
-            _ if name == TEMPORARIES => {
-                let of = place(name).map(|(tag, most)| format!(" ({} of {})", mib(most), escape(&tag)));
-                format!("{name} {}{}", mib(*bytes), of.unwrap_or_default())
-            }
+            _ if OF_PASSES.contains(&name.as_str()) => format!("{name} {}{}", mib(*bytes), place(name)),
             _ => format!("{} {}", escape(name), mib(*bytes)),
         });
+        let is_much = |keeper: &&Keeper| keeper.bytes as f64 >= self.used as f64 * KEPT_SHARE;
+        let keeper = self.oom.keepers.first().filter(is_much).cloned();
+        let kept = keeper.as_ref().map(|keeper| format!("; a part is {}", clues::text_of(keeper)));
         let what = format!(
-            "the memory that the program holds at one time does not fit: {} MiB; {} MiB more were requested{}{}",
+            "the memory that the program holds at one time does not fit: {} MiB; {} MiB more were requested{}{}{}",
             named.collect::<Vec<_>>().join(" + "),
             mib(signed(self.oom.asked_bytes)),
-            self.request_clue(output.as_ref()),
+            self.request_clue(report, &moment.amounts),
             match ModelSizes::of(report.run).parameter_kind() {
                 Some("float64") => "; the parameters are float64",
                 _ => "",
-            }
+            },
+            kept.unwrap_or_default()
         );
-        Some(Finding { names: parts, spare_bytes: None, ..self.finding(Kind::TooLarge, bytes, what) })
+        Some(Finding { names: parts, keeper, spare_bytes: None, ..self.finding(Kind::TooLarge, bytes, what) })
     }
-}
-
-/// Returns the module or line with most of a part of the structure, and its bytes, if it has much of it.
-pub(super) fn place_of_part(report: &Report<'_>, amounts: &Amounts, part: &str) -> Option<(String, i64)> {
-    let tags = amounts.iter().filter_map(|(cell, bytes)| {
-        let is_in_part = report.category(*cell, GroupBy::Structure) == Some(part);
-        Some((report.cell(*cell).filter(|_| is_in_part)?.tag.clone().unwrap_or_default(), *bytes))
-    });
-    let tags = sums(tags);
-    let bytes = sum(tags.values().copied());
-    let (tag, most) = tags.into_iter().max_by_key(|(_, bytes)| *bytes)?;
-    let is_much = most as f64 >= bytes as f64 * PLACE_SHARE && !tag.is_empty() && tag != part;
-    (is_much && tag != HIDDEN_TAG).then_some((tag, most))
 }

@@ -1,9 +1,9 @@
 //! Writes the conclusions as lines for the top of a report.
 
-use super::out_of_memory::place_of_part;
 use super::{Finding, Findings, Kind, Outcome, decisive, mib};
 use crate::category::CACHED;
 use crate::labels::exit;
+use crate::place::{self, OF_PASSES};
 use crate::{Report, held, oom, used_or_tracked};
 use gpumem_model::escape::escape;
 use gpumem_model::run::{Class, Fate, OomKind, State};
@@ -82,9 +82,6 @@ fn asked(bytes: u64) -> String {
     }
 }
 
-/// Categories of memory that passes make: a place says more about them than about the parts of a model.
-const OF_PASSES: [&str; 3] = ["activations", "retained forward outputs", "temporaries"];
-
 /// Returns the line for a run without a problem; `None` if the data cannot prove that there is none.
 fn no_problem(report: &Report<'_>) -> Option<String> {
     let run = report.run;
@@ -107,7 +104,7 @@ fn no_problem(report: &Report<'_>) -> Option<String> {
         // In the unit of the table below the line.
         let unit = Unit::for_largest(total);
         let is_of_passes = OF_PASSES.contains(&name.as_str());
-        let place = is_of_passes.then(|| place_of_part(report, &device.peak.amounts, &name)).flatten();
+        let place = is_of_passes.then(|| place::of_category(report, &device.peak.amounts, &name)).flatten();
         let place = place.map(|(tag, most)| format!(" ({} of {})", unit.amount(most), escape(&tag)));
         let amount = unit.amount_with_name(bytes);
         let what = format!("{} {amount}{}", escape(&name), place.unwrap_or_default());

@@ -56,7 +56,7 @@ const COLORS: [[Color; 2]; RANKS] = [
 
 /// Categories of the built-in rules with the number of their colour. Categories that are often stacked on each other differ in
 /// lightness, too.
-const FIXED: [(&str, usize); 23] = [
+const FIXED: [(&str, usize); 24] = [
     ("parameters", 0),
     ("Weights", 0),
     ("gradients", 1),
@@ -65,6 +65,7 @@ const FIXED: [(&str, usize); 23] = [
     ("Optimizer State", 2),
     ("temporaries", 3),
     ("Temporary", 3),
+    ("gradients or temporaries", 3),
     ("activations", 4),
     ("Feature Maps", 4),
     ("workspace (cuBLAS etc.)", 5),

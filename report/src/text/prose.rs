@@ -3,7 +3,7 @@
 
 use crate::labels::{self, COMMAND, command_line_of, device_title, end_ns, exit};
 use crate::lines::{Lines, in_brackets};
-use crate::{GroupBy, Report, findings, growth, own};
+use crate::{GroupBy, Report, advice, findings, growth, own};
 use gpumem_model::escape::escape;
 use gpumem_model::layers;
 use gpumem_model::owner::Owner;
@@ -64,17 +64,31 @@ pub(super) fn navigation(report: &Report<'_>, is_verbose: bool, out: &mut Lines)
         let more = plural(*more, "more process").replace("processs", "processes");
         out.prose(&format!("its job has {more}: gpumemctl report {job}"));
     }
-    out.prose(&(next_commands(report, is_verbose) + &ooms(report)));
+    out.prose(&(next_commands(report, is_verbose) + &ooms(report) + &why(report)));
+}
+
+/// Returns the words on the number of suggestions, for a report on the whole run; empty if there are none.
+fn why(report: &Report<'_>) -> String {
+    let command = command(report, "why");
+    let suggestions = advice::suggestions(report);
+    let suggestions = suggestions.filter(|_| report.window.is_none() && !command.contains(" --job "));
+    suggestions.map(|suggestions| format!("    why: {suggestions} ({command})")).unwrap_or_default()
+}
+
+/// Returns the command `name` for the process of a report. It is about the whole run and has no categories, so options for a time or
+/// for rules are removed.
+fn command(report: &Report<'_>, name: &str) -> String {
+    let mut command = report.command.replacen("gpumemctl report", &format!("gpumemctl {name}"), 1);
+    for flag in [" --since ", " --at ", " --between ", " --rules "] {
+        command.truncate(command.find(flag).unwrap_or(command.len()));
+    }
+    command
 }
 
 /// Returns the words on whether memory ran out; empty if that is unknown.
 fn ooms(report: &Report<'_>) -> String {
     let run = report.run;
-    let mut command = report.command.replacen("gpumemctl report", "gpumemctl oom", 1);
-    // The command `oom` shows the whole run without categories, so options for a time or for rules are removed.
-    for flag in [" --since ", " --at ", " --between ", " --rules "] {
-        command.truncate(command.find(flag).unwrap_or(command.len()));
-    }
+    let command = command(report, "oom");
     let all = || crate::ooms(run).map(|(_, oom)| oom);
     let count = |fits: fn(&&Oom) -> bool| gpumem_model::oom::times(all().filter(fits));
     match (count(|oom| oom.is_out_of_memory()), count(|oom| !oom.is_out_of_memory() && !oom.is_suspected())) {

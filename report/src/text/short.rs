@@ -7,8 +7,9 @@ use crate::category::CACHED;
 use crate::findings::{self, Finding, Findings, Outcome};
 use crate::labels::length_ns;
 use crate::lines::{Lines, clean_name};
+use crate::place::{self, OF_PASSES};
 use crate::table::{Table, shorten, width as width_of};
-use crate::{Part, Report, Row, gap_distance, has_older_gap, held, used_or_tracked};
+use crate::{GroupBy, Part, Report, Row, gap_distance, has_older_gap, held, used_or_tracked};
 use gpumem_model::run::{Amounts, Class, Clock, Device, Moment, Run, State};
 use gpumem_model::time::{Times, duration};
 use gpumem_model::units::{Unit, plural, thousands};
@@ -236,6 +237,18 @@ fn rows(
     };
     let text = |amount: Option<i64>| amount.map_or("-".to_owned(), |amount| unit.print(amount));
     let near = if has_older_gap(moment) { "~" } else { "" };
+    // The unit is in the heading of the column.
+    let place_of = |row: &Row| -> Option<String> {
+        let is_named = report.by == GroupBy::Structure && OF_PASSES.contains(&row.name.as_str());
+        let is_large = row.bytes[0].unwrap_or(0) >= total / LARGEST_FOLDED;
+        let named = (is_named && is_large).then(|| place::of_category(report, &moment.amounts, &row.name));
+        let others = || report.others_by_name(moment, report.by).into_iter().next();
+        let place = match row.part {
+            Part::Others if is_large => others().filter(|(name, _)| name != report.by.name_of_rest()),
+            _ => named.flatten(),
+        };
+        place.map(|(name, bytes)| format!("{} of {}", unit.amount(bytes), clean_name(&name)))
+    };
     let growth_of = |row: &Row| findings.iter().find(|finding| finding.structures.first() == Some(&row.name));
     let mut lines: Vec<Line> = Vec::new();
     let (mut whole, mut causes) = (None, Vec::new());
@@ -263,7 +276,7 @@ fn rows(
                     Some((name, _)) => format!("<- {} grows", clean_name(name)),
                     None => "<- grows".to_owned(),
                 };
-                row_note = growth_of(row).map(of).unwrap_or_default();
+                row_note = growth_of(row).map(of).or_else(|| place_of(row)).unwrap_or_default();
             }
         }
         lines.push(Line { part: row.part, cells, steps: amount, bytes: row.bytes[0], note: row_note });
@@ -453,6 +466,27 @@ mod tests {
         assert_eq!(shown(2, 101), "at the peak");
         assert_eq!(shown(91, 101), "at the end");
         assert_eq!(shown(2, 110), "at the end", "clearly more is used");
+    }
+
+    /// The table shows the peak of tracked memory, which may have less used memory than another moment.
+    #[test]
+    fn highest_reading_is_shown_if_the_table_has_less() {
+        let mut run = run();
+        let device = &mut run.devices[0];
+        for moment in [&mut device.last, &mut device.peak] {
+            (moment.tracked_bytes, moment.amounts) = (Some(8 * GIB), amounts(8, 0));
+            (moment.predates_bytes, moment.untrackable_bytes) = (Some(0), Some(0));
+        }
+        let mut shown = |highest: i64| {
+            run.devices[0].peak_used = Some(((highest * GIB) as u64, 7));
+            let lines = lines(&Report::new(&run, Groupings::default(), None), 8, None, 25);
+            let total =
+                lines.iter().any(|line| line.starts_with("total = nvidia-smi") && line.contains("8,192"));
+            assert!(total, "{lines:#?}");
+            lines.into_iter().find(|line| line.starts_with("highest reading of NVML: "))
+        };
+        assert!(shown(10).is_some_and(|line| line.contains(" 10,240.0 MiB at ")));
+        assert_eq!(shown(8), None);
     }
 
     #[test]

@@ -65,7 +65,7 @@ fn a_training_process_reads_as_it_should() {
     ] {
         assert!(text.contains(expected), "{expected}\n{text}");
     }
-    assert!(text.trim_end().ends_with("    oom: none"), "{text}");
+    assert!(text.trim_end().ends_with("    oom: none    why: 2 suggestions (gpumemctl why 41873)"), "{text}");
     let bridge = Bridge::of(&run, &run.devices[0].last).expect("torch is there");
     assert_eq!(bridge.memory_allocated_bytes, 60_006 << 20);
     assert_eq!(bridge.used_bytes, Some(71_204 << 20));

@@ -29,6 +29,9 @@ const MAX_CELLS: usize = 4096;
 /// Maximum number of points of an unpacked chunk, far more than are written (16).
 const MAX_POINTS: usize = 1024;
 
+/// Bytes of most packed buckets, at most.
+const USUAL_BUCKET_BYTES: usize = 24;
+
 pub(super) fn pack_points(points: &[Point]) -> Vec<u8> {
     let mut out = Vec::new();
     let mut before: Option<&Point> = None;
@@ -112,7 +115,8 @@ pub(super) fn unpack_columns(mut packed: &[u8]) -> Option<Vec<(u32, Vec<i64>)>> 
 }
 
 pub(crate) fn pack_buckets(buckets: &[Bucket]) -> Vec<u8> {
-    let (mut out, mut time_ns, mut lasts) = (Vec::new(), 0, [0_i64; 3]);
+    let mut out = Vec::with_capacity(buckets.len() * USUAL_BUCKET_BYTES);
+    let (mut time_ns, mut lasts) = (0, [0_i64; 3]);
     for bucket in buckets {
         let amounts = [bucket.used, bucket.tracked, bucket.untrackable];
         let form = |amount: Option<Extremes>| {

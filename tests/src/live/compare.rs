@@ -8,6 +8,7 @@ use gpumem_runs::recording;
 use gpumem_wire::{Body, Flags, Record, Stamp};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::sync::Arc;
 
 /// Largest difference between the agent's clock, which is the processor's counter, and the kernel's clock
 /// (agent-lib/src/base/clock.rs).
@@ -91,7 +92,9 @@ impl Sink for Collector {
             self.note(key, record);
         }
         if self.ledger.has_output() {
-            self.samples.extend(self.ledger.take_samples());
+            let taken = self.ledger.take_samples();
+            self.samples
+                .extend(taken.map(|(key, device, sample)| (key, device, Arc::unwrap_or_clone(sample))));
             self.ledger.take_windows();
         }
     }

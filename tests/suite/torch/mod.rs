@@ -6,6 +6,7 @@ mod causes;
 mod churn;
 mod compiled;
 mod inside;
+mod keepers;
 mod late;
 mod libraries;
 mod lines;

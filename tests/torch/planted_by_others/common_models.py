@@ -1,7 +1,12 @@
 """Small library of blocks shared by our experiments."""
+import os
+
 import torch
 from torch import nn
 import torch.nn.functional as F
+
+#: Whether a program has the change that is advised.
+APPLIED = "APPLIED" in os.environ
 
 
 class SelfAttention(nn.Module):

@@ -2,7 +2,7 @@ import argparse
 import time
 import torch
 from torch import nn, optim
-from common_models import ConvNet
+from common_models import APPLIED, ConvNet
 
 p = argparse.ArgumentParser()
 p.add_argument("--epochs", type=int, default=3)
@@ -41,5 +41,6 @@ criterion = nn.CrossEntropyLoss()
 optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
 for epoch in range(args.epochs):
     train(model, criterion, optimizer)
-    total, correct = evaluate(model, criterion)
+    with torch.set_grad_enabled(not APPLIED):
+        total, correct = evaluate(model, criterion)
     print(f"epoch {epoch}: val loss {total:.3f}, correct {correct}")

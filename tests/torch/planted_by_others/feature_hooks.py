@@ -3,14 +3,14 @@ import collections
 import time
 import torch
 from torch import nn
-from common_models import ConvNet
+from common_models import APPLIED, ConvNet
 
 features = collections.defaultdict(list)
 
 
 def save(name):
     def hook(module, inputs, output):
-        features[name].append(output.detach())
+        features[name].append(output.detach().cpu() if APPLIED else output.detach())
     return hook
 
 

@@ -2,7 +2,7 @@
 import time
 import torch
 from torch import nn
-from common_models import Encoder
+from common_models import APPLIED, Encoder
 
 
 class Tagger(nn.Module):
@@ -24,8 +24,8 @@ def run_epoch(model, optimizer, steps, metric):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        predictions.append(logits)
-        targets.append(ids)
+        predictions.append(logits.detach().cpu() if APPLIED else logits)
+        targets.append(ids.cpu() if APPLIED else ids)
         time.sleep(0.02)
     return metric(predictions, targets)
 

@@ -3,7 +3,7 @@ import itertools
 import time
 import torch
 torch.backends.cuda.enable_cudnn_sdp(False)
-from common_models import Encoder
+from common_models import APPLIED, Encoder
 
 
 class Embedder:
@@ -19,7 +19,8 @@ class Embedder:
     def embed(self, text):
         key = text.strip().lower()
         if key not in self.cache:
-            self.cache[key] = self.model(self.tokenize(text).expand(16, -1))
+            output = self.model(self.tokenize(text).expand(16, -1))
+            self.cache[key] = output.cpu() if APPLIED else output
         return self.cache[key].mean(1)
 
 

@@ -1,7 +1,7 @@
 import time
 import torch
 from torch import nn
-from common_models import ConvNet
+from common_models import APPLIED, ConvNet
 
 model = ConvNet(width=128).cuda()
 opt = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -10,7 +10,7 @@ history = []
 
 def snapshot():
     """Weights of every epoch, to average the last ones at the end."""
-    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    return {name: tensor.detach().cpu() if APPLIED else tensor.detach().clone() for name, tensor in model.state_dict().items()}
 
 
 for epoch in range(25):

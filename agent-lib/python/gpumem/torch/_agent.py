@@ -8,6 +8,7 @@ import ctypes
 from typing import Any, Callable, Dict, Optional, Tuple
 
 _number = ctypes.c_uint64
+_numbers = ctypes.POINTER(_number)
 _Types = Tuple[Optional[type], Tuple[Any, ...]]
 
 #: Result type, argument types.
@@ -31,6 +32,9 @@ _FUNCTIONS: Dict[str, _Types] = {
     "adopt": (ctypes.c_int, (ctypes.POINTER(_number), _number)),
     "models": (None, (ctypes.c_char_p,)),
     "roles": (None, (ctypes.c_int, ctypes.c_char_p)),
+    "keepers_wanted": (ctypes.c_int, ()),
+    "keepers": (None, (ctypes.c_char_p,)),
+    "locals": (ctypes.c_int, (_numbers, _numbers, _number, _numbers, _number)),
 }
 
 #: Same numbers as in gpumem.h.

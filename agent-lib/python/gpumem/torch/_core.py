@@ -12,6 +12,7 @@ from typing import Any, Callable, List, Optional
 
 from . import _adopt, _changes, _codes, _frames
 from ._agent import ACTIVE, DEGRADED, connect, exports, functions, text
+from ._keepers import Keepers
 from ._modules import Modules, next_record
 from ._objects import instances
 from ._steps import Steps, hooks
@@ -49,6 +50,7 @@ class Core:
         #: Whether frame reading and node naming work; ``None`` before the test.
         self.tested: Optional[bool] = None
         self.calibrated: Optional[bool] = None
+        self.keepers = Keepers()
         #: Remaining attempts to report blocks allocated before the agent was loaded.
         self.adoptions = _adopt.TRIES
         #: Calls of unknown modules at the last scan.
@@ -217,7 +219,10 @@ def start(address_of: Callable[[str], int]) -> int:
             raise
         _core = begun
         _say(begun)
-        return _finish(torch, begun) or (DONE if _trains(begun) else WHEN_QUIET)
+        answer = _finish(torch, begun)
+        # The call that has started the agent also initialises CUDA, so this is done soon.
+        is_observed = begun.keepers.attach(torch)
+        return answer or (AGAIN if not is_observed else DONE if _trains(begun) else WHEN_QUIET)
     except Exception as error:
         functions.roles(DEGRADED, text("%s: %s" % (type(error).__name__, error)))
         return FAILED
@@ -328,6 +333,7 @@ def _look_when_quiet(here: Core) -> int:
 def _look(here: Core) -> int:
     torch = sys.modules["torch"]
     answer = _finish(torch, here)
+    is_observed = here.keepers.attach(torch)
     _codes.register_others()
     if _UNHOOKED not in here.missing and _codes.is_unhooked():
         here.missing.append(_UNHOOKED)
@@ -349,7 +355,7 @@ def _look(here: Core) -> int:
         here.is_failing = False
         _say(here)
     # A search that was not due yet runs later without further allocations.
-    return answer or (AGAIN if functions.modules_unknown() != here.unknown else quiet)
+    return answer or (AGAIN if functions.modules_unknown() != here.unknown or not is_observed else quiet)
 
 
 def _failed(error: Exception) -> int:

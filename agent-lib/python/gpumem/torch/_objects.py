@@ -2,7 +2,7 @@
 
 import gc
 from itertools import chain, compress, starmap
-from typing import Any, Iterator, List, Tuple
+from typing import Any, Iterator, List, Set, Tuple
 
 
 def classes(base: Any) -> List[type]:
@@ -29,6 +29,21 @@ def instances(kinds: List[type]) -> List[Any]:
     found = compress(things, map(wanted.__contains__, map(id, map(type, things))))
     letting_go = starmap(things.clear, ((),))
     return list(chain(taking, found, letting_go))[1:-1]
+
+
+def count_objects() -> int:
+    """Returns how many objects the garbage collector tracks. The list of them ends in the same call; see `instances`."""
+    return sum(map(len, map(gc.get_objects, (None,))))
+
+
+def referenced(addresses: Set[int]) -> Set[int]:
+    """Returns which of these addresses are those of objects to which a tracked object refers; see `instances`."""
+    things: List[Any] = []
+    taking = map(things.extend, map(gc.get_objects, (None,)))
+    # With address 0, which no object has, the search never ends early; iterators that are not at their end would keep objects.
+    found = map((addresses | {0}).intersection, (map(id, chain.from_iterable(map(gc.get_referents, things))),))
+    letting_go = starmap(things.clear, ((),))
+    return set(list(chain(taking, found, letting_go))[1])
 
 
 def children(module: Any) -> Iterator[Tuple[str, Any]]:

@@ -49,6 +49,12 @@ pub(crate) fn name() -> Option<AllocationName> {
     find_name(&armed.search, state, innermost)
 }
 
+#[unsafe(link_section = ".text.hot.gpumem")]
+#[inline(never)]
+fn find_name(search: &NameSearch<'static, Plain>, state: u64, innermost: Pointer) -> Option<AllocationName> {
+    search.find(state, innermost)
+}
+
 /// An interpreter that [`prove`] has accepted: what the name of an allocation needs, in one cache line.
 #[repr(align(64))]
 struct Armed {
@@ -75,11 +81,6 @@ impl Armed {
 fn armed() -> Option<&'static Armed> {
     // SAFETY: null, or leaked by `prove`.
     unsafe { ARMED.load(Acquire).cast::<Armed>().as_ref() }
-}
-
-#[inline(never)]
-fn find_name(search: &NameSearch<'static, Plain>, state: u64, innermost: Pointer) -> Option<AllocationName> {
-    search.find(state, innermost)
 }
 
 /// Runs `work` with a reader and the address of the calling thread's Python state; `None` if the thread has no state.
@@ -138,6 +139,34 @@ pub(crate) fn stack_of_backward(separators: Separators, out: &mut [u8]) -> usize
     };
     write();
     out.position() as usize
+}
+
+/// Finds the thread whose frames run these code objects, the innermost first. Writes the addresses in the first `slots[n]`
+/// variables of each frame to `objects`, one frame after the other. Returns whether the thread was found and `objects` was large
+/// enough. The caller holds the interpreter's lock, so no frame changes; the kernel reads the memory, because threads may end.
+#[cold]
+pub(crate) fn locals(codes: &[u64], slots: &[u64], mut objects: &mut [u64]) -> bool {
+    let mut write = || {
+        let armed = armed()?;
+        let (own, memory) = (armed.state()?, Careful::new()?);
+        let Reader { layout, types, .. } = armed.search.reader;
+        let reader = Reader { memory: &memory, layout, types };
+        let frames = |state| reader.frames(state).filter(|frame| !reader.internal(*frame));
+        let runs_these = |state: &u64| {
+            let mut found = frames(*state).zip(codes).map(|(frame, code)| reader.code(frame) == Some(*code));
+            found.next() == Some(true) && found.all(|is_same| is_same)
+        };
+        let state = std::iter::once(own).chain(reader.states(own)).find(runs_these)?;
+        for (frame, count) in frames(state).zip(slots) {
+            let (here, rest) = std::mem::take(&mut objects).split_at_mut_checked(*count as usize)?;
+            objects = rest;
+            for (slot, object) in (0..).zip(here) {
+                *object = reader.local(frame, slot).unwrap_or(0);
+            }
+        }
+        Some(())
+    };
+    write().is_some()
 }
 
 /// Writes the reason for which frames are not read; returns the number of bytes written.

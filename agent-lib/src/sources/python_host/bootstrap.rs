@@ -7,7 +7,7 @@ use std::ffi::{CStr, CString, c_char, c_int, c_long, c_ulonglong, c_void};
 pub(crate) type Object = *mut c_void;
 
 /// Names and sources of the Python modules. A module imports only modules before it.
-const SOURCES: [(&CStr, &str); 14] = [
+const SOURCES: [(&CStr, &str); 16] = [
     (c"_agent", include_str!("../../../python/gpumem/torch/_agent.py")),
     (c"_changes", include_str!("../../../python/gpumem/torch/_changes.py")),
     (c"_objects", include_str!("../../../python/gpumem/torch/_objects.py")),
@@ -21,6 +21,8 @@ const SOURCES: [(&CStr, &str); 14] = [
     (c"_sweep", include_str!("../../../python/gpumem/torch/_sweep.py")),
     (c"_steps", include_str!("../../../python/gpumem/torch/_steps.py")),
     (c"_adopt", include_str!("../../../python/gpumem/torch/_adopt.py")),
+    (c"_variables", include_str!("../../../python/gpumem/torch/_variables.py")),
+    (c"_keepers", include_str!("../../../python/gpumem/torch/_keepers.py")),
     (c"_core", include_str!("../../../python/gpumem/torch/_core.py")),
 ];
 const LOADER: &str = include_str!("../../../python/gpumem/torch/_load.py");

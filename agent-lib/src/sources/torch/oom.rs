@@ -8,6 +8,9 @@
 //! | the driver refuses; PyTorch flushes its cache and then gets memory | `AllocFailed`, `Pressure`; no `Oom` |
 //! | the driver refuses each time | `AllocFailed`, `Pressure`, perhaps again; `Oom` with the driver's result |
 //!
+//! PyTorch then calls its observers, among them the agent's Python code (`_keepers.py`), which finds the names that keep tensors:
+//! `Keepers`, with the number of the `Oom` before it.
+//!
 //! `Oom` has the outcome `Fatal`: the request has failed. Later records show whether the program continues. The stack of `Oom` is
 //! Python's.
 //!
@@ -58,7 +61,7 @@ pub unsafe extern "C-unwind" fn reported(bytes: i64, allocated: u64, reserved: u
             outcome: OomOutcome::Fatal,
             result,
         };
-        core.recorder.note(thread, at, body);
+        thread.torch.failed_seq.store(core.recorder.note(thread, at, body), Relaxed);
         crate::base::wake::wake();
     });
     let next = patch::next(OUT_OF_MEMORY);
@@ -92,6 +95,17 @@ impl Core {
             phase => phase,
         };
         PHASE_FLAG | u32::from(phase.to_code())
+    }
+
+    /// Records the names that keep tensors, which Python code found after the thread's last failed request. Like a stack, the record
+    /// lies in the memory for names, so it survives the end of the process.
+    #[cold]
+    pub(crate) fn report_keepers(&self, thread: &Thread, lines: &[u8]) {
+        let oom_seq = thread.torch.failed_seq.load(Relaxed);
+        let keepers = String::from_utf8_lossy(lines);
+        let body = Body::Keepers { oom_seq, keepers: &keepers };
+        self.recorder.names.add(&Record { stamp: self.recorder.stamp(), body });
+        crate::base::wake::wake();
     }
 
     /// Records the thread's Python stack and returns the stack's number; 0 without a stack, or after `STACKS` stacks. A thread of

@@ -159,7 +159,7 @@ impl Core {
         device: &Device,
         pool: u64,
         address: u64,
-        bytes: u64,
+        bytes: i64,
         stack: usize,
     ) -> bool {
         let is_its = |event: &&Event| is_near(event, stack);
@@ -175,7 +175,7 @@ impl Core {
         let its = thread.torch.events().filter(is_its);
         let events = its.map(|event| event.handle.load(Relaxed)).chain(std::iter::repeat(0));
         place.events.iter().zip(events).for_each(|(place, event)| place.store(event, Relaxed));
-        place.bytes.store(bytes, Relaxed);
+        place.bytes.store(bytes.unsigned_abs(), Relaxed);
         place.address.store(address, Release);
         device.pending.fetch_add(1, Relaxed);
         let body = Body::BlockFree { address, pool, state: FreeState::Pending };

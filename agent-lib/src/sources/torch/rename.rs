@@ -81,8 +81,10 @@ impl Core {
                 continue;
             }
             let (Some(key), new) = (key_of(&taken), renamed(tag, taken.seq())) else { continue };
-            if new != 0 {
-                self.record_retag(thread, key, self.recorder.live.find_row(key), Default::default(), new);
+            // Not a row that was added at this place since.
+            let found = self.recorder.live.find_row(key).filter(|found| found.seq == taken.seq());
+            if new != 0 && found.is_some() {
+                self.record_retag(thread, key, found, Default::default(), new);
             }
         }
         // Nodes have no record number. Most belong to the last pass, so the current number is used.

@@ -15,7 +15,7 @@ use crate::record::recorder::RecordContext;
 use crate::sources::torch::patch::{self, REPORT};
 use crate::sources::torch::request;
 use crate::threads::Thread;
-use gpumem_wire::{Body, Flags, FreeState, PoolOwner};
+use gpumem_wire::{Body, FreeState, PoolOwner};
 use std::arch::naked_asm;
 use std::ffi::c_void;
 use std::sync::atomic::Ordering::*;
@@ -46,6 +46,7 @@ type Next = unsafe extern "C-unwind" fn(*mut c_void, i64, u64, u64, u16);
 ///
 /// # Safety
 /// Must be called with PyTorch's arguments.
+#[unsafe(link_section = ".text.hot.gpumem")]
 #[unsafe(naked)]
 pub unsafe extern "C-unwind" fn reported(
     address: *mut c_void,
@@ -80,6 +81,7 @@ pub unsafe extern "C-unwind" fn reported(
     );
 }
 
+#[unsafe(link_section = ".text.hot.gpumem")]
 unsafe extern "C-unwind" fn reported_at<const IS_ALLOC: bool>(
     address: *mut c_void,
     bytes: i64,
@@ -167,11 +169,9 @@ impl Core {
             tag = crate::naming::python::line(self);
         }
         let spot = Live::spot_for(home);
-        let mut at = RecordContext { tag, flags, ..RecordContext::on(slot) };
-        if let Some(request) = request::read(&report) {
-            at.flags = flags.with(Flags::REQUEST);
-            (at.stack, at.context) = (request.unused_bytes, request.context());
-        }
+        let (request, stack, context) = request::read(&report).of_stamp();
+        let flags = flags.with(request);
+        let at = RecordContext { tag, flags, stack, context, ..RecordContext::on(slot) };
         let body = Body::BlockAlloc { address, bytes, pool: id, use_as: (role, phase) };
         self.recorder.record(thread, at, body, |recorder, row| {
             recorder.live.insert_at(spot, row);
@@ -180,14 +180,12 @@ impl Core {
 
     #[inline(always)]
     fn free_reported(&self, thread: &Thread, pool: TorchPool<'_>, report: Report, home: Home) {
-        let (address, bytes) = (report.address, report.bytes.unsigned_abs());
+        let Report { address, bytes, stack, .. } = report;
         let TorchPool { device, id, .. } = pool;
         if device.older.load(Relaxed) != 0 && self.is_older(device, id, address, bytes) {
             return;
         }
-        if thread.torch.recorded() != 0
-            && self.record_pending(thread, device, id, address, bytes, report.stack)
-        {
+        if thread.torch.recorded() != 0 && self.record_pending(thread, device, id, address, bytes, stack) {
             return;
         }
         self.record_free(thread, id, address, Live::spot_of(home));
@@ -196,10 +194,10 @@ impl Core {
     /// Whether the freed block is older than the agent, that is, has no row. Then subtracts its bytes from `device.older`.
     #[cold]
     #[inline(never)]
-    fn is_older(&self, device: &Device, pool: u64, address: u64, bytes: u64) -> bool {
+    fn is_older(&self, device: &Device, pool: u64, address: u64, bytes: i64) -> bool {
         let is_older = self.recorder.live.get(Key::Block(pool, address)).is_none();
         if is_older {
-            device.forget_older(bytes);
+            device.forget_older(bytes.unsigned_abs());
         }
         is_older
     }

@@ -18,7 +18,7 @@
 
 use crate::naming::python::memory::{Careful, Memory, Plain, Pointer};
 use crate::sources::torch::report::Report;
-use gpumem_wire::Request;
+use gpumem_wire::{Flags, Request};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 
 /// Index of the stream in a block, in words of 8 bytes.
@@ -92,14 +92,36 @@ impl Numbers {
     }
 }
 
-/// Returns the request that the block of a report serves; `None` if it is unknown. Rare cases get the report's fields as
-/// arguments: the address of a report would make the usual case store it.
+/// A request in one word, which the usual case keeps in a register: unused bytes | context << 32 | `KNOWN`. 0 if it is unknown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct PackedRequest(u64);
+
+/// Bit 63, which is free: a stream and a pool have numbers up to 255.
+const KNOWN: u64 = 1 << 63;
+
+impl PackedRequest {
+    #[inline(always)]
+    fn of(request: Option<Request>) -> Self {
+        let pack = |request: Request| u64::from(request.unused_bytes) | u64::from(request.context()) << 32;
+        PackedRequest(request.map_or(0, |request| pack(request) | KNOWN))
+    }
+
+    /// Returns the flags, the stack and the context of the block's stamp.
+    #[inline(always)]
+    pub(super) fn of_stamp(self) -> (Flags, u32, u32) {
+        let flags = if self.0 & KNOWN == 0 { Flags(0) } else { Flags::REQUEST };
+        (flags, self.0 as u32, ((self.0 & !KNOWN) >> 32) as u32)
+    }
+}
+
+/// Returns the request that the block of a report serves. Rare cases get the report's fields as arguments: the address of a report
+/// would make the usual case store it.
 #[inline(always)]
-pub(super) fn read(report: &Report) -> Option<Request> {
+pub(super) fn read(report: &Report) -> PackedRequest {
     let layout = LAYOUT.load(Relaxed);
     if layout >> 16 != site(report) {
         let &Report { address, bytes, device, block, stack, .. } = report;
-        return calibrate(address, bytes, device, block, stack);
+        return calibrated(address, bytes, device, block, stack);
     }
     let (number, place) = region(report.block);
     if place.load(Relaxed) != number {
@@ -110,24 +132,24 @@ pub(super) fn read(report: &Report) -> Option<Request> {
     let memory = unsafe { Plain::new() };
     if !is_block(&memory, report, layout) {
         give_up();
-        return None;
+        return PackedRequest::default();
     }
-    request(&memory, report, layout)
+    PackedRequest::of(request(&memory, report, layout))
 }
 
 /// Reads the request of a block in a region that has had no block so far.
 #[cold]
 #[inline(never)]
-fn first_in_region(address: u64, bytes: i64, block: u64, layout: u64) -> Option<Request> {
-    let memory = Careful::new()?;
+fn first_in_region(address: u64, bytes: i64, block: u64, layout: u64) -> PackedRequest {
+    let Some(memory) = Careful::new() else { return PackedRequest::default() };
     let report = Report { address, bytes, block, ..Report::default() };
     if !is_block(&memory, &report, layout) {
         give_up();
-        return None;
+        return PackedRequest::default();
     }
     let (number, place) = region(report.block);
     place.store(number, Relaxed);
-    request(&memory, &report, layout)
+    PackedRequest::of(request(&memory, &report, layout))
 }
 
 /// Whether a block with the size and address of the report is at its place.
@@ -167,9 +189,13 @@ fn give_up() {
     LAYOUT.store(0, Relaxed);
 }
 
-/// Finds the layout with a report. Returns the request of its block, if the layout was found.
 #[cold]
 #[inline(never)]
+fn calibrated(address: u64, bytes: i64, device: u16, block: u64, stack: usize) -> PackedRequest {
+    PackedRequest::of(calibrate(address, bytes, device, block, stack))
+}
+
+/// Finds the layout with a report. Returns the request of its block, if the layout was found.
 fn calibrate(address: u64, bytes: i64, device: u16, block: u64, stack: usize) -> Option<Request> {
     TRIES.fetch_update(Relaxed, Relaxed, |tries| tries.checked_sub(1)).ok()?;
     let report = Report { address, bytes, device, block, stack, ..Report::default() };
@@ -235,6 +261,11 @@ mod tests {
 
     #[test]
     fn request_is_read_until_a_block_differs() {
+        let read = |report: &Report| {
+            let (flags, unused_bytes, context) = super::read(report).of_stamp();
+            let (stream, pool) = (context as u16, (context >> 16) as u16);
+            flags.has(Flags::REQUEST).then_some(Request { unused_bytes, stream, pool })
+        };
         // No block: the register has something else.
         assert_eq!(read(&report(&[3; 16], 512)), None);
         assert_eq!(read(&Report { block: 0x10_0000, ..report(&[3; 16], 512) }), None, "unmapped memory");

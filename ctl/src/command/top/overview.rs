@@ -19,8 +19,11 @@ use ratatui_widgets::table::{Cell, Row, Table, TableState};
 const FINDINGS: usize = 3;
 const FINDING_ROWS: usize = 2;
 
-/// Minimum width of a terminal at which each process has a sparkline of its used memory.
-const SPARK_FROM: u16 = 110;
+/// Minimum width of a terminal at which each process has its age, and a sparkline of its used memory.
+const WIDE: u16 = 110;
+
+/// Heading of the time since a process began.
+const AGE: &str = "TIME";
 
 /// Form of a table with fixed columns and a last one that takes the rest of the width.
 struct Form<const COLUMNS: usize> {
@@ -251,9 +254,11 @@ fn processes(ps: &Ps, list: &mut List, unit: Unit, area: Rect, frame: &mut Buffe
     let visible = list.scroll.visible_rows(indices.len(), usize::from(area.height).saturating_sub(1));
     let area = list.scroll.draw_bar(area, frame, look);
     let lines = lines(ps, unit);
-    let has_spark = look.is_live && area.width >= SPARK_FROM;
+    let (has_age, has_spark) = (area.width >= WIDE, look.is_live && area.width >= WIDE);
     let cells: Vec<&[String; 8]> = lines.iter().flatten().map(|line| &line.cells).collect();
     let (columns, mut widths) = PROCESSES.columns(&cells, area.width);
+    let ages = lines.iter().flatten().map(|line| line.age.len()).chain([AGE.len()]);
+    widths.extend(has_age.then(|| length(ages.max().unwrap_or(0))));
     widths.extend(has_spark.then_some(length(HISTORY)));
     widths.push(Constraint::Fill(1));
     let of_command = last_width(&widths, area);
@@ -267,7 +272,10 @@ fn processes(ps: &Ps, list: &mut List, unit: Unit, area: Rect, frame: &mut Buffe
         command.push_span(Span::styled(text, DIM));
     }
     let spark_head = has_spark.then(|| Cell::from("USED, LATELY"));
-    let header = Row::new(columns.iter().map(head).chain(spark_head).chain([command.into()])).style(BOLD);
+    let age = |text: &str| Cell::from(Line::from(text.to_owned()).right_aligned());
+    let age_head = has_age.then(|| age(AGE));
+    let header = Row::new(columns.iter().map(head).chain(age_head).chain(spark_head).chain([command.into()]))
+        .style(BOLD);
     let row = |index: &usize| {
         let (Some(Some(line)), Some(process)) = (lines.get(*index), ps.processes.get(*index)) else {
             return Row::default();
@@ -279,7 +287,8 @@ fn processes(ps: &Ps, list: &mut List, unit: Unit, area: Rect, frame: &mut Buffe
         let spark = has_spark.then(|| Line::styled(list.sparkline(ps, process, look.unicode), BLUE).into());
         let owner = owner(process).map(|owner| Span::styled(format!("  {owner}"), DIM));
         let command = Line::from_iter([Span::from(line.note(of_command.into()))].into_iter().chain(owner));
-        Row::new(columns.iter().map(cell).chain(spark).chain([command.into()]))
+        let age = has_age.then(|| age(&line.age));
+        Row::new(columns.iter().map(cell).chain(age).chain(spark).chain([command.into()]))
     };
     let mut rows: Vec<Row> = indices.get(visible.clone()).unwrap_or_default().iter().map(row).collect();
     let selected =

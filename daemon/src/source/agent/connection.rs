@@ -30,10 +30,11 @@ use tokio::sync::oneshot;
 /// Maximum number of packets read from one connection before others are served.
 const PACKETS_PER_TURN: usize = 8;
 
-/// Serves a new connection until it ends.
+/// Serves a new connection until it ends. The steps at its begin and end are boxed: their state is ten times as large as that of a
+/// connection which waits for packets, and a task takes as much memory as its largest step.
 pub(super) async fn serve(agents: Arc<Agents>, peer: ArrivedPeer, slot: AgentSlot) {
     let (stream, uid) = (Arc::clone(&peer.stream), peer.caller.uid);
-    match welcome(&agents, peer, slot).await {
+    match Box::pin(welcome(&agents, peer, slot)).await {
         Ok(Some(connection)) => connection.run(&stream).await,
         Ok(None) => agents.stats.add(Count::Asked, 1),
         Err(refusal) => agents.refuse(&stream, uid, &refusal),
@@ -43,7 +44,7 @@ pub(super) async fn serve(agents: Arc<Agents>, peer: ArrivedPeer, slot: AgentSlo
 /// Resumes a connection that an earlier daemon had accepted and the service manager has kept.
 pub(crate) async fn resume(agents: Arc<Agents>, inherited: InheritedConnection, place: ConnectionPlace) {
     let (name, pid) = (inherited.name.clone(), inherited.key.pid);
-    match inherit(&agents, inherited, place).await {
+    match Box::pin(inherit(&agents, inherited, place)).await {
         Ok((connection, stream)) => connection.run(&stream).await,
         Err(Refusal::ShuttingDown) => {}
         Err(refusal) => {
@@ -307,7 +308,7 @@ impl Connection {
                 Some(successor) = self.inbox.successors.recv() => successors.push(successor),
             }
         };
-        self.end(stream, end).await;
+        Box::pin(self.end(stream, end)).await;
         // Returning drops `successors`, so later connections of the process stop waiting.
     }
 
@@ -480,5 +481,39 @@ impl Connection {
         }
         self.agents.stats.add(Count::Recovered, self.checker.last_seq.saturating_sub(before));
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limits::agent_slots::AgentLimits;
+    use crate::source::agent::peer::Caller;
+    use crate::source::process::Processes;
+    use std::time::Duration;
+    use tokio::sync::mpsc;
+
+    #[tokio::test]
+    async fn waiting_connection_takes_little_memory() {
+        let limits = AgentLimits {
+            connections: 8,
+            connections_per_uid: 8,
+            waiting: 8,
+            hello: Duration::from_secs(1),
+            bytes_per_s: 0,
+            shared_bytes: 1 << 20,
+            rows: 1,
+        };
+        let (inbox, _batches) = mpsc::channel(1);
+        let stats = Arc::new(crate::stats::Stats::default());
+        let agents = Agents::new(limits, Processes::new(), inbox, stats, Box::new(|_| {}));
+        let (stream, _agent) = UnixStream::pair().expect("a pair");
+        let caller = Caller::of(&stream).expect("this process");
+        let stream = Arc::new(stream);
+        let place = agents.order.join(caller.pid, Some(Arc::clone(&stream)));
+        let slot = agents.slots.take(caller.uid, &limits).expect("a free slot");
+        let task = serve(Arc::clone(&agents), ArrivedPeer { stream, caller, place, until: None }, slot);
+        let bytes = size_of_val(&task) + size_of::<Connection>();
+        assert!(bytes < 4096, "{bytes}");
     }
 }

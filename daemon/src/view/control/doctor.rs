@@ -146,7 +146,7 @@ fn check_bytes(process: &ProcessView, snapshot: &Snapshot, health: &Health, find
     let mut out = Findings { subject: format!("process {}", process.key.pid), out: findings };
     for account in &process.accounts {
         let Some(device) = account.device.and_then(|device| snapshot.devices.get(device)) else { continue };
-        if let Some((used, tracked)) = account.latest.as_ref().and_then(charged_too_little) {
+        if let Some((used, tracked)) = account.latest.as_deref().and_then(charged_too_little) {
             let text = format!(
                 "NVML charges {} to it on {}, less than its {} tracked bytes: a checkpoint (cuda-checkpoint) moved its memory to \
                  the host, or the driver's value is wrong",

@@ -20,6 +20,8 @@ pub(super) use families;
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Labels(String);
 
+/// Bytes of room that kept series may have, at most.
+const MORE_BYTES: usize = 128;
 /// Bytes that a copy of labels has room for, because most copies get further labels.
 const MORE_LABELS: usize = 96;
 
@@ -35,6 +37,12 @@ impl Labels {
     /// Returns an empty list with room for the labels that most series have.
     pub(crate) fn new() -> Self {
         Labels(String::with_capacity(192))
+    }
+
+    /// Drops the room for further labels.
+    pub(crate) fn shrunk(mut self) -> Self {
+        self.0.shrink_to_fit();
+        self
     }
 
     pub(crate) fn with(mut self, name: &str, value: &str) -> Self {
@@ -142,9 +150,17 @@ impl Series {
         out.push(' ');
     }
 
-    /// Drops the room for further series.
+    /// Returns no series, with room for as many as `earlier` has and somewhat longer numbers.
+    pub(crate) fn with_room_of(earlier: &Series) -> Self {
+        let text = String::with_capacity(earlier.text.len() + MORE_BYTES / 2);
+        Series { text, parts: Vec::with_capacity(earlier.parts.len()), lines: 0 }
+    }
+
+    /// Drops the room for further series, unless it is small.
     pub(crate) fn shrink(&mut self) {
-        self.text.shrink_to_fit();
+        if self.text.capacity() > self.text.len() + MORE_BYTES {
+            self.text.shrink_to_fit();
+        }
         self.parts.shrink_to_fit();
     }
 }
@@ -205,7 +221,7 @@ impl Families {
     /// Returns the text, with room for `more` bytes. `now_ns`: the time from which ages are computed.
     pub(crate) fn text(&self, now_ns: u64, more: usize) -> String {
         let mut families: Vec<(&Family, Vec<Written<'_>>)> = Vec::new();
-        // The family of the next part is mostly one of those after the last one.
+        // The family of the next part mostly follows the family of the last one.
         let (mut last, mut bytes) = (0, more);
         for (series, lines) in &self.owners {
             let (mut start, mut left) = (0, *lines);

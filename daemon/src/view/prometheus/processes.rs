@@ -143,7 +143,7 @@ impl<'a> ProcessSeries<'a> {
                 folded.young += 1;
             } else {
                 let findings = live_findings.of(process.key);
-                let render = |parts: &mut Parts| self.render(process, findings.as_deref(), parts);
+                let render = |parts: &mut Parts, out| self.render(process, findings.as_deref(), parts, out);
                 let series = rendered.series(process, &findings, out.room(reserve), render);
                 if series.is_some_and(|series| out.add_whole(series, reserve)) {
                     continue;
@@ -229,27 +229,33 @@ impl<'a> ProcessSeries<'a> {
         accounts.filter_map(of_account).collect()
     }
 
-    /// Returns the series of a process. `parts`: parts of its earlier series.
+    /// Adds pid and start of a process to labels.
+    fn process_labels(&self, labels: Labels, key: ProcessKey) -> Labels {
+        match self.scope.tenants {
+            Tenants::Named => process_labels(labels, &key.pid.to_string(), &key.start_ticks.to_string()),
+            Tenants::Anonymous => process_labels(labels, &pseudonym(key), "0"),
+        }
+    }
+
+    /// Adds the series of a process to `out`. `parts`: parts of its earlier series.
     fn render(
         &self,
         process: &ProcessView,
         findings: Option<&[(Option<String>, Finding)]>,
         parts: &mut Parts,
+        mut out: Series,
     ) -> Series {
         let is_named = self.scope.tenants == Tenants::Named;
-        let (pid, start) = match is_named {
-            true => (process.key.pid.to_string(), process.key.start_ticks.to_string()),
-            false => (pseudonym(process.key), "0".to_owned()),
-        };
-        let (own, mut out) = (process_labels(Labels::new(), &pid, &start), Series::default());
+        let mut process_labels = std::mem::take(&mut parts.labels);
+        let own = process_labels.own(|| self.process_labels(Labels::new(), process.key));
         match is_named {
-            true => out.add(&INFO, parts.identity(process, |facts| identity_labels(facts, &own)), 1_u64),
-            false => out.add(&INFO, &own, 1_u64),
+            true => out.add(&INFO, parts.identity(process, |facts| identity_labels(facts, own)), 1_u64),
+            false => out.add(&INFO, own, 1_u64),
         }
         if process.coverage.covered && is_named {
-            out.add(&EVENTS, &own, process.coverage.events);
-            out.add(&LOST, &own, process.coverage.lost_in_all());
-            out.add(&FAILED, &own, process.coverage.failed_allocations);
+            out.add(&EVENTS, own, process.coverage.events);
+            out.add(&LOST, own, process.coverage.lost_in_all());
+            out.add(&FAILED, own, process.coverage.failed_allocations);
             for source in process.coverage.layers.iter().filter(|source| source.state != "absent") {
                 let labels = own.clone().with("layer", &source.layer);
                 out.add_with(&LAYER, &labels, ("state", source.state.as_str()), 1_u64);
@@ -257,14 +263,16 @@ impl<'a> ProcessSeries<'a> {
         }
         let claimed = process.accounts.iter().filter(|account| self.has_device(account) == Some(false));
         let claimed = claimed.count() as u64;
-        out.add(&CLAIMED_DEVICES, &own, (claimed > 0).then_some(claimed));
+        out.add(&CLAIMED_DEVICES, own, (claimed > 0).then_some(claimed));
         let categories = parts.categories(process, || self.categories(process));
         for (device, account, amounts) in self.amounts(process, categories) {
-            let labels = process_labels(self.device_labels(device), &pid, &start);
-            amounts.write(&labels, &mut out);
-            write_other(process, account, &labels, &mut out);
-            self.write_findings(findings.unwrap_or_default(), device, &labels, &mut out);
+            let make = || self.process_labels(self.device_labels(device), process.key);
+            let labels = process_labels.of_device(device, make);
+            amounts.write(labels, &mut out);
+            write_other(process, account, labels, &mut out);
+            self.write_findings(findings.unwrap_or_default(), device, labels, &mut out);
         }
+        parts.labels = process_labels;
         out
     }
 

@@ -1,7 +1,7 @@
 //! Keeps the series of each process between scrapes. A process that has not changed since the last scrape is not rendered again.
 //! One for which the limit of series left no room is not rendered until there is room for as many series as it had.
-//! Of a changed one, two parts that take as long as all its numbers are kept: the labels of its identity, which are made from facts
-//! that seldom change, and the categories of its cells, for which many rules are tried.
+//! Of a changed one, parts that take as long as all its numbers are kept: its labels, with those of its identity, which are made from
+//! facts that seldom change, and the categories of its cells, for which many rules are tried.
 
 use super::families::{Labels, Series};
 use super::names::Names;
@@ -85,9 +85,39 @@ struct Categories {
     names: Option<Names<'static>>,
 }
 
+/// Labels that name a process. They are constant in a scope.
+#[derive(Debug, Default)]
+pub(super) struct ProcessLabels {
+    /// Labels without a device; empty before the first use.
+    own: Labels,
+    /// Index of each device that the process uses, and labels with the device.
+    of_devices: Vec<(usize, Labels)>,
+}
+
+impl ProcessLabels {
+    /// Returns the labels without a device. `make` makes them at the first use.
+    pub(super) fn own(&mut self, make: impl FnOnce() -> Labels) -> &Labels {
+        if self.own == Labels::default() {
+            self.own = make().shrunk();
+        }
+        &self.own
+    }
+
+    /// Returns the labels with a device. `make` makes them at the first use.
+    pub(super) fn of_device(&mut self, device: usize, make: impl FnOnce() -> Labels) -> &Labels {
+        let known = self.of_devices.iter().position(|(known, _)| *known == device);
+        let at = known.unwrap_or_else(|| {
+            self.of_devices.push((device, make().shrunk()));
+            self.of_devices.len() - 1
+        });
+        &self.of_devices[at].1
+    }
+}
+
 /// Parts of series, each with the data from which it was made.
 #[derive(Debug, Default)]
 pub(super) struct Parts {
+    pub labels: ProcessLabels,
     identity: Option<(Arc<Facts>, Labels)>,
     categories: Option<Categories>,
 }
@@ -131,13 +161,14 @@ impl Rendered {
         }
     }
 
-    /// Returns the series of a process if there is `room` for them. `render` makes them if the process is new or has changed.
+    /// Returns the series of a process if there is `room` for them. `render` adds them to an empty list if the process is new or has
+    /// changed.
     pub(super) fn series(
         &mut self,
         view: &Arc<ProcessView>,
         findings: &Option<ProcessFindings>,
         room: usize,
-        render: impl FnOnce(&mut Parts) -> Series,
+        render: impl FnOnce(&mut Parts, Series) -> Series,
     ) -> Option<&Arc<Series>> {
         let process = self.processes.entry(view.key).or_default();
         let same_findings = match (&process.findings, findings) {
@@ -149,7 +180,7 @@ impl Rendered {
             return None;
         }
         if !same_findings || process.view.as_ptr() != Arc::as_ptr(view) {
-            let mut series = render(&mut process.parts);
+            let mut series = render(&mut process.parts, Series::with_room_of(&process.series));
             series.shrink();
             (process.view, process.findings) = (Arc::downgrade(view), findings.clone());
             process.series = Arc::new(series);
@@ -223,9 +254,8 @@ mod tests {
         };
         let live: Vec<&Arc<ProcessView>> = snapshot.processes.iter().collect();
         for process in &live {
-            let series = rendered.series(process, findings, usize::MAX, |parts| {
+            let series = rendered.series(process, findings, usize::MAX, |parts, mut series| {
                 count(0);
-                let mut series = Series::default();
                 let make = |facts: &Facts| {
                     count(1);
                     let job = facts.seen.get("slurm_job").map_or("none", |job| &**job);
@@ -282,7 +312,7 @@ mod tests {
         assert_eq!((both.map(scrape), both.map(scrape)), ([1, 1], [0, 0]));
         let [_, hidden] = &rendered.0;
         hidden.lock().expect("free").drop_unused(Duration::ZERO);
-        assert_eq!(both.map(scrape), [0, 1], "series that nobody reads are dropped");
+        assert_eq!(both.map(scrape), [0, 1], "unused series are dropped");
     }
 
     #[test]
@@ -291,9 +321,8 @@ mod tests {
         facts(&mut ledger, 1, "comm=python");
         let mut scrape = |ledger: &Ledger, room: usize, count: u64| {
             let (view, mut is_made) = (ledger.snapshot().processes[0].clone(), false);
-            let series = rendered.series(&view, &None, room, |_| {
+            let series = rendered.series(&view, &None, room, |_, mut series| {
                 is_made = true;
-                let mut series = Series::default();
                 (0..count).for_each(|number| series.add(&INFO, &Labels::new(), number));
                 series
             });

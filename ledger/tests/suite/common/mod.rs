@@ -197,7 +197,11 @@ impl Script {
     /// Returns the closed samples of this process.
     pub fn closed(&mut self) -> Vec<ClosedSample> {
         let taken = self.ledger.take_samples();
-        taken.into_iter().filter(|(key, ..)| *key == KEY).map(|(_, _, sample)| sample).collect()
+        taken
+            .into_iter()
+            .filter(|(key, ..)| *key == KEY)
+            .map(|(_, _, sample)| std::sync::Arc::unwrap_or_clone(sample))
+            .collect()
     }
     pub fn only_sample(&mut self) -> ClosedSample {
         let mut closed = self.closed();
@@ -244,7 +248,7 @@ pub fn verify(process: &ProcessView) {
         assert_eq!(sum(&account.amounts), account.tracked_bytes, "cells sum to tracked");
         let peak = &account.peak;
         assert_eq!(sum(&peak.amounts), peak.tracked_bytes, "cells at the peak sum to the peak");
-        if let Some(ClosedSample { tracked_bytes: Some(tracked), amounts, .. }) = &account.latest {
+        if let Some(ClosedSample { tracked_bytes: Some(tracked), amounts, .. }) = account.latest.as_deref() {
             assert_eq!(sum(amounts), *tracked, "cells of a sample sum to its tracked");
         }
         for sample in account.latest.iter().chain(&account.complete) {

@@ -2,7 +2,8 @@
 
 use super::super::item::{Item, Kind, MIB, Memory, mib, place_of};
 use super::graphs;
-use super::parts::Parts;
+use super::not_updated::NotUpdated;
+use super::parts::{Parts, is_inside};
 use crate::{names, sum};
 use gpumem_model::cell::without_sum;
 use gpumem_model::names::Named;
@@ -82,34 +83,12 @@ pub(super) fn items(device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -> Ve
         return items;
     }
     let has_share = |bytes: i64| bytes as f64 >= parts.activations as f64 * MODULE_SHARE;
-    if let Some((model, bytes)) = parts.not_updated.filter(|(_, bytes)| has_share(*bytes)) {
-        let change = match parts.sizes.lacks_optimizer(model) {
-            Some(true) if parts.unused_gradients > 0 => {
-                "No optimizer updates {0}: run it under torch.no_grad(), or call requires_grad_(False) on it if gradients pass through it"
-            }
-            _ => {
-                "Run {0} under torch.no_grad(), or call requires_grad_(False) on it, if no optimizer updates it"
-            }
-        };
-        let item = Item::new(Kind::EvaluationGradients, Memory::Activations, device, change).named(model);
-        let gradients = parts.unused_gradients;
-        let formula = match gradients {
-            0 => format!("{} of activations of this model", mib(bytes)),
-            _ => format!("{} of activations and {} of gradients of this model", mib(bytes), mib(gradients)),
-        };
-        // Gradients that pass through the model need its activations.
-        let least = if parts.lacks_backward {
-            bytes.saturating_sub(largest_of(parts, model).saturating_mul(2))
-        } else {
-            0
-        };
-        items.push(
-            item.estimated(
-                [least.max(0).saturating_add(gradients), bytes.saturating_add(gradients)],
-                formula,
-            ),
-        );
-    }
+    items.extend(
+        parts
+            .not_updated
+            .filter(|module| has_share(module.activations))
+            .map(|module| not_updated(device, parts, module)),
+    );
     items.extend(graphs_at_once(device, parts).filter(|_| parts.kept_graphs.is_none()));
     if let Some((tag, bytes, asked)) = large_output(parts, oom).filter(|(_, bytes, _)| has_share(*bytes)) {
         let change = match parts.is_inference {
@@ -209,11 +188,30 @@ fn of_half_batch(parts: &Parts<'_>, bytes: i64) -> [i64; 2] {
     [bytes.saturating_sub(copies).max(0) / LEAST_OF_BATCH, bytes / 2]
 }
 
-/// Returns the largest activation of a model by tag.
-fn largest_of(parts: &Parts<'_>, model: &str) -> i64 {
-    let is_of_model = |tag: &str| without_sum(tag).split('/').next() == Some(model);
-    let of_model = parts.by_tag.iter().filter(|(tag, _)| is_of_model(tag));
-    of_model.map(|(_, bytes)| *bytes).max().unwrap_or(0)
+/// Returns the change for a module that no optimizer updates.
+fn not_updated(device: &Device, parts: &Parts<'_>, module: NotUpdated<'_>) -> Item {
+    let NotUpdated { activations, gradients, .. } = module;
+    let change = match module.is_certain && gradients > 0 {
+        true => {
+            "No optimizer updates {0}: run it under torch.no_grad(), or call requires_grad_(False) on it if gradients pass through it"
+        }
+        false => {
+            "Run {0} under torch.no_grad(), or call requires_grad_(False) on it, if no optimizer updates it"
+        }
+    };
+    let item = Item::new(Kind::EvaluationGradients, Memory::Activations, device, change).named(module.path);
+    let formula = match gradients {
+        0 => format!("{} of activations of this module", mib(activations)),
+        _ => {
+            format!("{} of activations and {} of gradients of this module", mib(activations), mib(gradients))
+        }
+    };
+    // Gradients that pass through the module need its activations, and without them a pass still needs a few tensors.
+    let own = parts.by_tag.iter().filter(|(tag, _)| is_inside(without_sum(tag), module.path));
+    let largest = own.map(|(_, bytes)| *bytes).max().unwrap_or(0);
+    let needless = if module.is_apart { activations.saturating_sub(largest.saturating_mul(2)) } else { 0 };
+    let least = needless.max(0).saturating_add(gradients);
+    item.estimated([least, activations.saturating_add(gradients)], formula)
 }
 
 /// Returns the change for graphs of several forward passes that are alive together.
@@ -221,7 +219,7 @@ fn graphs_at_once(device: &Device, parts: &Parts<'_>) -> Option<Item> {
     let graphs = graphs::at_once(device, parts).filter(|graphs| parts.is_large(graphs.bytes))?;
     let change = match graphs.is_trained {
         true => {
-            "Call backward() in each forward pass, if the passes are independent and their losses are only added up"
+            "If the forward passes are independent, and their losses are only added up, call backward() in each of them"
         }
         false => {
             "Keep no graphs: call backward() in each pass of training, and run the others under torch.no_grad()"

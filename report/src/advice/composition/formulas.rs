@@ -4,7 +4,7 @@
 
 use super::super::item::{Item, Kind, Memory, mib};
 use super::activations::repeated;
-use super::parts::Parts;
+use super::parts::{Parts, is_inside};
 use crate::names;
 use gpumem_model::cell::without_sum;
 use gpumem_model::run::Device;
@@ -97,11 +97,6 @@ pub(super) fn own_operations(device: &Device, parts: &Parts<'_>) -> Option<Item>
 /// Returns the module that contains a module: `Net/layers` of `Net/layers/gelu`; empty for a root.
 fn parent(tag: &str) -> &str {
     tag.rsplit_once('/').map_or("", |(parent, _)| parent)
-}
-
-/// Returns whether a path is `tag` or inside of it.
-fn is_inside(path: &str, tag: &str) -> bool {
-    tag.is_empty() || path.strip_prefix(tag).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
 /// Returns the bytes of the largest module with parameters that has the same parent as `tag`. It gives about the size of the input.

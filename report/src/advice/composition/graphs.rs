@@ -2,8 +2,9 @@
 
 use super::activations::repeated;
 use super::parts::{Parts, is_role};
+use crate::autocast;
 use crate::model_sizes::ModelSizes;
-use crate::{Report, held, sum, sums};
+use crate::{Report, held, sum};
 use gpumem_model::cell::without_sum;
 use gpumem_model::growth::{Axis, LEAST_POINTS};
 use gpumem_model::names::Named;
@@ -25,12 +26,12 @@ const DROPPED_SHARE: f64 = 0.6;
 const KEPT_SHARE: f64 = 0.9;
 /// Minimum share of the graph of one pass in the process's memory. Steps of a sequence keep less, and each needs those before it.
 const PASS_SHARE: f64 = 0.01;
-/// Maximum difference of two sizes of the same parameters, as a share: allocations are rounded up.
-const SAME_SIZE_SHARE: f64 = 0.01;
+/// Minimum share of graphs that wait for one backward pass in the memory, and of the graph of one pass, for advice to a program that
+/// fits.
+const MOST_SHARE: f64 = 0.5;
+const PASS_OF_MOST_SHARE: f64 = 0.03;
 /// Minimum number of repeated modules from which it matters how many of them hold bytes.
 const LEAST_LAYERS: usize = 6;
-/// Minimum share of the parameters that autocast copies.
-const COPIED_SHARE: f64 = 0.5;
 /// Maximum of the bytes that outlive optimizer steps, as a factor of their median, if they do not grow.
 const STEADY: f64 = 1.5;
 /// Minimum share of the bytes that outlive optimizer steps whose division among the modules is that of activations.
@@ -57,13 +58,25 @@ pub(super) fn step_at(device: &Device, time_ns: u64) -> Option<&Iteration> {
 /// Returns the graphs of several forward passes that one backward pass follows, if `parts` have them.
 pub(super) fn at_once(device: &Device, parts: &Parts<'_>) -> Option<GraphsAtOnce> {
     let step = step_at(device, parts.time_ns)?;
-    let (passes, bytes) = (step.passes_at_once, step.kept_activations.peak_bytes.min(parts.activations));
+    let passes = step.passes_at_once;
     let others = passes.checked_sub(1)? as f64;
     let expected = parts.activations as f64 * others / passes as f64;
+    // A loss that is a module has the last pass, in which all graphs are there.
+    let most = if step.activations.peak_bytes > 0 { expected as i64 } else { parts.activations };
+    let bytes = step.kept_activations.peak_bytes.min(most);
     let is_kept = bytes as f64 >= expected * KEPT_SHARE;
     let is_much = bytes as f64 >= parts.used as f64 * PASS_SHARE * others;
     let is_trained = step.activations.peak_bytes > 0;
     (passes >= LEAST_PASSES && is_kept && is_much).then_some(GraphsAtOnce { passes, bytes, is_trained })
+}
+
+/// Returns whether the graphs of several passes that one backward pass follows are most of the memory of a program, and each of them
+/// is a considerable part of it. The steps of a sequence, which need each other's graphs, are many.
+pub(super) fn are_most(device: &Device, parts: &Parts<'_>) -> bool {
+    at_once(device, parts).is_some_and(|graphs| {
+        let share = graphs.bytes as f64 / parts.used as f64;
+        share >= MOST_SHARE && share / (graphs.passes - 1) as f64 >= PASS_OF_MOST_SHARE
+    })
 }
 
 /// Returns the least and most bytes that forward passes kept at the peak for a backward pass that did not follow. `None` if a
@@ -84,7 +97,7 @@ pub(super) fn without_backward(
     let mut tags = report.by_tag(&peak.amounts, |cell| {
         is_in(cell, Phase::Forward) && (cell.role.is_none() || is_role(cell, Role::Temporary))
     });
-    let copies = autocast_copies(&tags, parameters, sizes);
+    let copies = autocast::copies(&tags, parameters, sizes);
     tags.retain(|tag, _| !copies.contains_key(tag));
     if skips_layers(&tags, parameters) {
         return None;
@@ -112,28 +125,6 @@ fn skips_layers(of_forward: &BTreeMap<&str, i64>, parameters: &BTreeMap<&str, i6
     let holding: BTreeSet<&str> =
         of_forward.keys().filter_map(|tag| Some(repeated(without_sum(tag))?.1)).collect();
     all.len() >= LEAST_LAYERS && all.intersection(&holding).count() < all.len() / 2
-}
-
-/// Returns the bytes by module that are as many as a copy of the module's float32 parameters in half precision has, if most
-/// parameters have such a copy: autocast keeps these while it is in force.
-pub(super) fn autocast_copies<'r>(
-    of_forward: &BTreeMap<&'r str, i64>,
-    parameters: &BTreeMap<&str, i64>,
-    sizes: &ModelSizes<'_>,
-) -> BTreeMap<&'r str, i64> {
-    if sizes.parameter_kind() != Some("float32") {
-        return BTreeMap::new();
-    }
-    let of_modules = parameters.iter().filter_map(|(tag, bytes)| Some((tag.rsplit_once('/')?.0, *bytes)));
-    let of_modules = sums(of_modules);
-    let is_copy = |(tag, bytes): &(&&'r str, &i64)| {
-        let half = of_modules.get(**tag).map_or(0, |bytes| bytes / 2);
-        half > 0 && half.abs_diff(**bytes) as f64 <= half as f64 * SAME_SIZE_SHARE
-    };
-    let copies = of_forward.iter().filter(is_copy).map(|(tag, bytes)| (*tag, *bytes));
-    let copies: BTreeMap<&str, i64> = copies.collect();
-    let all = sum(parameters.values().copied()) / 2;
-    if sum(copies.values().copied()) as f64 >= all as f64 * COPIED_SHARE { copies } else { BTreeMap::new() }
 }
 
 /// Returns the bytes by tag of forward passes at a moment: those that have no role, and the activations. A block that outlives
@@ -186,6 +177,26 @@ pub(super) fn kept(report: &Report<'_>, device: &Device) -> Option<[i64; 2]> {
         |tags: &BTreeMap<&str, i64>, tag: &str| tags.get(tag).copied().unwrap_or(0) as f64 / total(tags);
     let same: f64 = kept.keys().map(|tag| share(&kept, tag).min(share(&activations, tag))).sum();
     let largest = kept.keys().map(|tag| share(&kept, tag)).fold(0.0, f64::max);
-    (same >= SAME_MODULES_SHARE && largest <= MODULE_OF_KEPT_SHARE)
-        .then_some([(bytes as f64 * (1.0 - largest)) as i64, bytes])
+    if largest > MODULE_OF_KEPT_SHARE || same < SAME_MODULES_SHARE && !outlives_steps(device) {
+        return None;
+    }
+    // The graphs of new passes may be beside the old ones at the peak.
+    let is_of_new_passes = step_at(device, device.peak.time_ns)
+        .is_some_and(|step| step.passes_at_once >= LEAST_PASSES && outlives_steps(device));
+    let at_peak =
+        if is_of_new_passes { sum(of_passes(report, &device.peak.amounts)[0].values().copied()) } else { 0 };
+    let bytes = bytes.max(at_peak);
+    Some([(bytes as f64 * (1.0 - largest)) as i64, bytes])
+}
+
+/// Returns whether the memory of each series of at least [`LEAST_PASSES`] forward passes with gradients enabled stayed through the
+/// backward passes and the ends of two steps. Passes whose graphs are needed for a backward pass lose most of it there.
+fn outlives_steps(device: &Device) -> bool {
+    let rows = &device.details.iterations.rows;
+    let is_kept = |of: &Iteration, until: &Iteration| {
+        until.activations.last_bytes as f64 >= of.kept_activations.peak_bytes as f64 * KEPT_SHARE
+    };
+    let mut series = rows.windows(2).filter(|rows| rows[0].passes_at_once >= LEAST_PASSES).peekable();
+    let is_any = series.peek().is_some();
+    is_any && series.all(|rows| rows.iter().all(|row| is_kept(&rows[0], row)))
 }

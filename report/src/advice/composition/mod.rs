@@ -1,6 +1,7 @@
 //! Changes for memory that the program needs: by role and module at the failed request, or else at the peak.
 
 mod activations;
+mod adapters;
 mod course;
 mod data;
 mod earlier;
@@ -9,6 +10,7 @@ mod formulas;
 mod graphs;
 pub(super) mod library;
 mod model;
+mod not_updated;
 mod parts;
 mod precision;
 
@@ -40,6 +42,7 @@ fn of_parts(report: &Report<'_>, device: &Device, parts: &Parts<'_>, oom: Option
     items.extend(precision::copy_of_output(report, device, parts, oom));
     items.extend(model::equal_models(device, parts));
     items.extend(model::kept_gradients(device, parts, oom));
+    items.extend(adapters::unfrozen_base(device, parts));
     items.extend(model::sparse_gradients(device, parts));
     items.extend(model::optimizer(device, parts, oom));
     items.extend(model::precision(device, parts, oom));
@@ -59,9 +62,8 @@ fn of_parts(report: &Report<'_>, device: &Device, parts: &Parts<'_>, oom: Option
     items.extend(unused_yet(report, device, parts, oom));
     // Changes with a small price come first if the memory is known to exist, and so does float64.
     let is_first = |item: &Item| {
-        let is_double =
-            item.kind == Kind::ParameterPrecision && parts.sizes.parameter_kind() == Some("float64");
-        is_double || item.is_cheap() && item.most() as f64 >= parts.used as f64 * CHEAP_SHARE
+        let is_much = item.most() as f64 >= parts.used as f64 * CHEAP_SHARE;
+        model::is_of_float64(item, parts) || item.is_cheap() && is_much
     };
     // Fewer bits for the whole model may cost accuracy, so the parameters alone decide how early that is advised.
     let rank = |item: &Item| match item.kind {
@@ -85,20 +87,22 @@ fn of_parts(report: &Report<'_>, device: &Device, parts: &Parts<'_>, oom: Option
     items
 }
 
-/// Returns the changes with a small price that are known to save much, and one for a data set that is most of the memory, for a
-/// program that fits.
+/// Returns the changes for a program that fits: those with a small price that are known to save much, and those for most of its
+/// memory, such as a data set or the parameters of a model that is not trained.
 pub(super) fn cheap(report: &Report<'_>, device: &Device) -> Vec<Item> {
     let used = most_used(device).unwrap_or(0) as f64;
     let least = (used * CHEAP_SHARE).max(device.total_bytes.map_or(0, signed) as f64 * CHEAP_DEVICE_SHARE);
     let parts = Parts::of(report, device, None);
     let mut items = of_parts(report, device, &parts, None);
     items.retain(|item| {
-        let is_most = || {
-            data::is_most(report, device, item, &parts)
-                || formulas::is_most(item, &parts)
-                || item.kind == Kind::EqualModels
-        };
-        (item.is_cheap() || is_most()) && item.most() as f64 >= least
+        let is_advised = item.is_cheap()
+            || model::is_of_float64(item, &parts)
+            || model::is_of_inference(item, &parts)
+            || item.kind == Kind::GraphsAtOnce && graphs::are_most(device, &parts)
+            || formulas::is_most(item, &parts)
+            || item.kind == Kind::EqualModels
+            || data::is_most(report, device, item, &parts);
+        is_advised && item.most() as f64 >= least
     });
     items
 }

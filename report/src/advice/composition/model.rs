@@ -14,6 +14,8 @@ const TWO_GRADIENTS: f64 = 1.2;
 const ROWS_SHARE: f64 = 0.25;
 /// Minimum bytes of all equal models but one, as a share of the process's memory.
 const EQUAL_SHARE: f64 = 0.4;
+/// Minimum share of the parameters in the memory for advice on their type to a program that fits.
+const MOST_SHARE: f64 = 0.5;
 /// Gradients of at least this many times the parameters are not explained by buckets.
 const MOST_GRADIENTS: i64 = 3;
 
@@ -170,7 +172,8 @@ pub(super) fn optimizer(device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -
             _ => (item.estimated([state / 10 * 7, state / 4 * 3], "3/4"), "float32"),
         };
         let formula = format!("{} x {} of {kind} state ({formula})", item.formula, mib(state));
-        items.push(Item { formula, ..item });
+        let item = Item { formula, ..item };
+        items.push(if is_first_step { with_temporaries(item, parts) } else { item });
     }
     let beyond = if is_first_step { parts.optimizer.saturating_sub(state) } else { 0 };
     let (saved, formula) = match beyond > 0 {
@@ -179,7 +182,10 @@ pub(super) fn optimizer(device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -
                 "{} beyond Adam's state of 2 x parameters with gradients; the temporaries are at most 1 x these parameters",
                 mib(beyond)
             );
-            ([beyond.min(parts.trained), parts.trained], formula)
+            // A loop over the parameters makes two temporaries of one parameter.
+            let of_loop = parts.parameters_by_tag.values().max().map_or(0, |bytes| bytes.saturating_mul(2));
+            let least = if is_foreach(oom) { parts.trained.saturating_sub(of_loop) } else { 0 };
+            ([beyond.min(parts.trained).max(least), parts.trained], formula)
         }
         false => ([0, parts.optimizer_temporaries], "temporaries of the optimizer at the peak".to_owned()),
     };
@@ -189,6 +195,24 @@ pub(super) fn optimizer(device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -
         items.push(item.estimated(saved, formula));
     }
     items
+}
+
+/// Adds the temporaries of a first step to the saving of an optimizer with 8-bit state, which makes none. Whether this one makes
+/// them is unknown before its state is complete.
+fn with_temporaries(item: Item, parts: &Parts<'_>) -> Item {
+    let saves_bytes = item.saves_bytes.map(|[least, most]| [least, most.saturating_add(parts.trained)]);
+    let formula = format!(
+        "{}, and up to {} of temporaries, which those make none of",
+        item.formula,
+        mib(parts.trained)
+    );
+    Item { saves_bytes, formula, ..item }
+}
+
+/// Returns whether a request failed in an optimizer that makes the temporaries of all parameters at once.
+fn is_foreach(oom: Option<&Oom>) -> bool {
+    let stack = oom.and_then(|oom| oom.stack.as_deref()).unwrap_or_default();
+    stack.lines().any(|line| line.starts_with("_multi_tensor_"))
 }
 
 /// Returns whether an optimizer's state has more than 8 bits for each value: by its element type, or else by its size and the
@@ -215,6 +239,18 @@ fn weight_copies(device: &Device, parts: &Parts<'_>) -> Option<Item> {
     })
 }
 
+/// Returns whether the change makes float64 parameters smaller. The program loses nothing that float32 has not.
+pub(super) fn is_of_float64(item: &Item, parts: &Parts<'_>) -> bool {
+    item.kind == Kind::ParameterPrecision && parts.sizes.parameter_kind() == Some("float64")
+}
+
+/// Returns whether the change is for float32 parameters that are most of the memory of a program that never trained.
+pub(super) fn is_of_inference(item: &Item, parts: &Parts<'_>) -> bool {
+    let is_float32 = parts.sizes.parameter_kind() == Some("float32");
+    let is_most = parts.parameters as f64 >= parts.used as f64 * MOST_SHARE;
+    item.kind == Kind::ParameterPrecision && parts.is_evaluation && is_float32 && is_most
+}
+
 /// Returns the change for parameters with more bits than they may need. All tensors of a step have the type of the parameters.
 pub(super) fn precision(device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -> Option<Item> {
     let kind = parts.sizes.parameter_kind();
@@ -228,11 +264,20 @@ pub(super) fn precision(device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -
     };
     let formula = format!("1/2 x {} of parameters, gradients and optimizer state{of_others}", mib(model));
     let both = [model / 2, model.saturating_add(others) / 2];
+    let held = parts.allocator.max(model.saturating_add(others));
     let item = |change: &str| Item::new(Kind::ParameterPrecision, Memory::Parameters, device, change);
     match kind {
         Some("float64") => {
             let change = "Make the model and its inputs float32: the parameters are float64, as after .double(), or as NumPy's numbers are";
-            is_material(model / 2, parts.used).then(|| item(change).estimated(both, formula))
+            // Results of operations on these parameters are float64, too. Masks and indices are beside them.
+            let least = model.saturating_add(parts.of_modules_of_one_kind() / 2) / 2;
+            let formula = format!(
+                "1/2 x up to {} that the allocator holds, of which the model has {}, and activations of its modules {}",
+                mib(held),
+                mib(model),
+                mib(parts.activations)
+            );
+            is_material(held / 2, parts.used).then(|| item(change).estimated([least, held / 2], formula))
         }
         Some("float32") if parts.is_evaluation && parts.autocast_copies > 0 => weight_copies(device, parts),
         Some("float32") | None if parts.is_large(parameters) => {

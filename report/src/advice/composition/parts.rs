@@ -1,21 +1,23 @@
 //! The memory of a process by its purpose: what advice on it is judged by.
 
 use super::graphs;
+use super::not_updated::{self, NotUpdated, Tensors, models};
+use crate::autocast;
 use crate::model_sizes::ModelSizes;
 use crate::names;
-use crate::{Report, held, most_used, sum, sums};
+use crate::{Report, held, most_used, sum};
 use gpumem_model::cell::without_sum;
 use gpumem_model::names::Named;
 use gpumem_model::run::{Amounts, Cell, Class, Device, Iteration, Oom};
 use gpumem_model::timeline::Point;
 use gpumem_wire::{Phase, Role};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Minimum share of a part of the process's memory for advice on it.
 const PART_SHARE: f64 = 0.2;
 /// Two numbers of bytes are about the same if they differ by at most this share.
 const SAME_SHARE: f64 = 0.05;
-/// Minimum number of completed steps through which a model keeps its gradients if no optimizer updates it, or a checkpoint stays.
+/// Minimum number of completed steps through which a checkpoint stays.
 const KEPT_STEPS: u64 = 3;
 
 /// Bytes of a process by their purpose.
@@ -31,9 +33,14 @@ pub(in crate::advice) struct Parts<'r> {
     /// Temporaries that the backward pass made outside of modules.
     pub backward_outside: i64,
     pub used: i64,
+    /// Bytes that PyTorch's allocator holds, with those that it caches.
+    pub allocator: i64,
     pub by_tag: BTreeMap<&'r str, i64>,
     /// Parameters, by their paths in the model.
     pub parameters_by_tag: BTreeMap<&'r str, i64>,
+    /// Gradients and optimizer state, by the paths of their parameters.
+    pub gradients_by_tag: BTreeMap<&'r str, i64>,
+    pub states_by_tag: BTreeMap<&'r str, i64>,
     /// Gradients with a parameter's path, of models that an optimizer updates.
     pub gradients: i64,
     /// Other gradients, such as buckets of DDP, which are never cleared.
@@ -50,12 +57,8 @@ pub(in crate::advice) struct Parts<'r> {
     pub sizes: ModelSizes<'r>,
     /// Whether the failed request was made under `torch.no_grad()`, or the program never ran a backward pass.
     pub is_inference: bool,
-    /// The model with most of the activations, and its bytes of them, if no optimizer updates it; see [`not_updated`].
-    pub not_updated: Option<(&'r str, i64)>,
-    /// Whether backward passes ran over other models only.
-    pub lacks_backward: bool,
-    /// Gradients of that model.
-    pub unused_gradients: i64,
+    /// The module with most of the activations, if no optimizer updates it.
+    pub not_updated: Option<NotUpdated<'r>>,
     /// Value of [`graphs::without_backward`].
     pub without_backward: Option<[i64; 2]>,
     /// Bytes of copies of float32 weights that autocast keeps, as far as they are known: in training, most are beside activations.
@@ -85,52 +88,10 @@ pub(super) fn is_activation(cell: &Cell) -> bool {
     cell.class == Class::Block && (is_role(cell, Role::Activation) || is_unknown)
 }
 
-/// Returns the bytes of certain cells by model. Lines of the program are not models.
-fn models<'r>(
-    report: &'r Report<'_>,
-    amounts: &Amounts,
-    fits: impl Fn(&Cell) -> bool,
-) -> BTreeMap<&'r str, i64> {
-    let tags = report.by_tag(amounts, fits).into_iter().filter(|(tag, _)| !names::is_line(tag));
-    sums(tags.filter_map(|(tag, bytes)| Some((without_sum(tag).split('/').next()?, bytes))))
-}
-
-/// Returns the model with most of the activations, and its bytes of them, if no optimizer updates it and it requires gradients. If
-/// the agent has not described the models, these are signs of it: the model has no optimizer state, another model has some, and for
-/// [`KEPT_STEPS`] no backward pass ran over it, or it kept its gradients.
-fn not_updated<'r>(
-    report: &'r Report<'_>,
-    device: &Device,
-    amounts: &Amounts,
-    time_ns: u64,
-) -> Option<(&'r str, i64)> {
-    let states = models(report, amounts, |cell| is_role(cell, Role::OptimizerState));
-    let largest = models(report, amounts, is_activation).into_iter().max_by_key(|(_, bytes)| *bytes);
-    let keeps_gradients = |model: &str| {
-        !states.is_empty()
-            && !states.contains_key(model)
-            && (lacks_backward(report, model) && steps_through(device, time_ns, |_| true) >= KEPT_STEPS
-                || steps_with_gradients(report, device, model, time_ns) >= KEPT_STEPS)
-    };
-    let sizes = ModelSizes::of(report.run);
-    largest.filter(|(model, _)| sizes.lacks_optimizer(model).unwrap_or_else(|| keeps_gradients(model)))
-}
-
-/// Returns whether backward passes ran over other models, and none over this one.
-fn lacks_backward(report: &Report<'_>, model: &str) -> bool {
-    let backward = report.run.cells.iter().filter(|cell| cell.phase.as_deref() == Phase::Backward.name());
-    let mut models =
-        backward.filter_map(|cell| without_sum(cell.tag.as_deref()?).split('/').next()).peekable();
-    models.peek().is_some() && models.all(|other| other != model)
-}
-
-/// Returns the number of completed steps before `until_ns` through which a model kept gradients without interruption. A model that
-/// an optimizer without state updates clears them in each step.
-fn steps_with_gradients(report: &Report<'_>, device: &Device, model: &str, until_ns: u64) -> u64 {
-    steps_through(device, until_ns, |point| {
-        let bytes = models(report, &point.amounts, |cell| is_role(cell, Role::Gradient));
-        bytes.get(model).is_some_and(|bytes| *bytes > 0)
-    })
+/// Returns whether a path is that of `module`, or of a part of it.
+pub(super) fn is_inside(path: &str, module: &str) -> bool {
+    module.is_empty()
+        || path.strip_prefix(module).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
 /// Returns the number of completed steps before `until_ns` through which `holds` was true of all points of the timeline.
@@ -181,18 +142,18 @@ impl<'r> Parts<'r> {
         let by_tag = |fits: &dyn Fn(&Cell) -> bool| report.by_tag(amounts, fits);
         let parameters_by_tag = by_tag(&|cell| is_role(cell, Role::Parameter));
         let sizes = ModelSizes::of(run);
-        let not_updated = not_updated(report, device, amounts, time_ns);
-        let is_updated =
-            |tag: &str| not_updated.is_none_or(|(model, _)| tag.split('/').next() != Some(model));
+        let gradients = by_tag(&|cell| is_role(cell, Role::Gradient));
+        let states = by_tag(&|cell| is_role(cell, Role::OptimizerState));
+        let tensors = Tensors { parameters: &parameters_by_tag, gradients: &gradients, states: &states };
+        let not_updated = not_updated::find(report, device, amounts, time_ns, &tensors);
+        let is_updated = |tag: &str| not_updated.is_none_or(|module| !is_inside(tag, module.path));
         let is_tensor = |tag: &str| parameters_by_tag.contains_key(tag) && is_updated(tag);
-        let gradients = by_tag(&|cell| is_role(cell, Role::Gradient)).into_iter();
-        let gradients = sum(gradients.filter(|(tag, _)| is_tensor(tag)).map(|(_, bytes)| bytes));
+        let of_tensors = sum(gradients.iter().filter(|(tag, _)| is_tensor(tag)).map(|(_, bytes)| *bytes));
         let is_bucket = |cell: &Cell| {
             let is_of_backward = cell.phase.as_deref() == Phase::Backward.name();
             let is_tensor = cell.tag.as_deref().is_some_and(is_tensor);
             is_role(cell, Role::Gradient) && !is_of_backward && !is_tensor
         };
-        let states = by_tag(&|cell| is_role(cell, Role::OptimizerState));
         let updated = parameters_by_tag.iter().filter(|(tag, _)| states.contains_key(*tag));
         let has_phase = |phase: Phase| run.cells.iter().any(|cell| cell.phase.as_deref() == phase.name());
         let is_evaluation = !has_phase(Phase::Backward) && !has_phase(Phase::Optimizer);
@@ -202,7 +163,7 @@ impl<'r> Parts<'r> {
                 && is_of_pass
                 && (cell.role.is_none() || is_role(cell, Role::Activation))
         });
-        let copies = graphs::autocast_copies(&of_passes, &parameters_by_tag, &sizes);
+        let copies = autocast::copies(&of_passes, &parameters_by_tag, &sizes);
         let data = by_tag(&is_data).into_iter().max_by_key(|(_, bytes)| *bytes);
         let autocast_copies = sum(copies.into_values());
         Parts {
@@ -225,11 +186,8 @@ impl<'r> Parts<'r> {
                     && cell.tag.is_none()
             }),
             used: most_used(device).unwrap_or(0).max(oom.map_or(0, |oom| oom.tracked_bytes)).max(1),
-            unused_gradients: held(run, amounts, |cell| {
-                is_role(cell, Role::Gradient) && cell.tag.as_deref().is_some_and(|tag| !is_updated(tag))
-            }),
+            allocator: held(run, amounts, |cell| matches!(cell.class, Class::Block | Class::PoolIdle)),
             not_updated,
-            lacks_backward: not_updated.is_some_and(|(model, _)| lacks_backward(report, model)),
             without_backward: match oom {
                 None => graphs::without_backward(report, device, &parameters_by_tag, &sizes),
                 Some(_) => None,
@@ -241,14 +199,16 @@ impl<'r> Parts<'r> {
             updated: sum(updated.map(|(_, bytes)| *bytes)),
             sizes,
             has_small_state: run.cells.iter().any(|cell| cell.tag.as_deref().is_some_and(is_small_state)),
-            gradients,
+            gradients: of_tensors,
             trained: match bytes(Role::Gradient) {
                 1.. => bytes(Role::Gradient).min(bytes(Role::Parameter)),
                 _ => bytes(Role::Parameter),
             },
-            buckets: bytes(Role::Gradient).saturating_sub(gradients),
+            buckets: bytes(Role::Gradient).saturating_sub(of_tensors),
             buckets_of_ddp: held(run, amounts, is_bucket),
             parameters_by_tag,
+            gradients_by_tag: gradients,
+            states_by_tag: states,
             is_inference: match oom {
                 Some(oom) => oom.phase.as_deref() == Phase::Evaluation.name(),
                 None => is_evaluation,
@@ -275,6 +235,16 @@ impl<'r> Parts<'r> {
         let starred = |tag: &str| names::group(without_sum(tag), usize::MAX, true);
         let own = starred(tag);
         sum(self.by_tag.iter().filter(|(other, _)| starred(other) == own).map(|(_, bytes)| *bytes))
+    }
+
+    /// Returns the activations of models that have parameters, if all parameters have one element type; else 0.
+    pub fn of_modules_of_one_kind(&self) -> i64 {
+        let root = |tag: &'r str| tag.split('/').next();
+        let models: BTreeSet<Option<&str>> = self.parameters_by_tag.keys().map(|tag| root(tag)).collect();
+        let has_one_kind = self.sizes.of_other_kinds()[0] == 0;
+        let inside =
+            self.by_tag.iter().filter(|(tag, _)| has_one_kind && models.contains(&root(without_sum(tag))));
+        sum(inside.map(|(_, bytes)| *bytes))
     }
 
     pub fn is_large(&self, bytes: i64) -> bool {

@@ -43,6 +43,28 @@ pub(super) fn made_in(run: &mut Run, from: usize, phase: Phase) {
 }
 
 #[test]
+fn elements_with_too_many_bits_are_named_if_they_are_most_of_the_memory() {
+    let advised = |kind: &str, trained: bool, activations: i64| {
+        let held = [(Role::Parameter, "Net/a/weight", 4), (Role::Activation, "Net/a", activations)];
+        let mut run = fitting(&held);
+        run.process.claims.insert("models".into(), format!("Net\t{kind}\t4\t4\t0"));
+        if trained {
+            made_in(&mut run, 1, Phase::Backward);
+        }
+        first(&run)
+    };
+    assert_eq!(
+        advised("float64", true, 12),
+        Some((Kind::ParameterPrecision, [5, 8])),
+        "and all that follows"
+    );
+    assert_eq!(advised("float32", false, 1), Some((Kind::ParameterPrecision, [2; 2])));
+    assert_eq!(advised("float32", false, 12), None, "parameters are a part");
+    assert_eq!(advised("float32", true, 1), None, "training may need the bits");
+    assert_eq!(advised("bfloat16", false, 1), None);
+}
+
+#[test]
 fn inference_that_drops_its_graphs_needs_none() {
     let tags = ["Net/a", "Net/b", "Net/c", "Net/d", "Net/e"];
     let mut run = fitting(&tags.map(|tag| (Role::Unknown, tag, 2)));
@@ -75,7 +97,9 @@ fn graphs_of_several_passes_may_be_needed_at_once() {
         (step.passes_at_once, step.kept_activations, step.activations) = (passes, level(kept), level(16));
         first(&run)
     };
-    assert_eq!(advised(8, 14), None, "a program that fits may need them: the state of one pass for the next");
+    let graphs = Some((Kind::GraphsAtOnce, [0, 14]));
+    assert_eq!(advised(8, 14), graphs, "or the state of one pass is needed for the next");
+    assert_eq!(advised(40, 16), None, "steps of a sequence");
     assert_eq!(advised(1, 0), None, "a backward pass follows each pass");
     assert_eq!(advised(8, 2), None, "most graphs are dropped");
     assert_eq!(advised(3, 11), None, "the loss of a triplet needs all graphs");
@@ -172,18 +196,42 @@ fn report_points_to_a_saving_that_costs_nothing() {
 }
 
 #[test]
+fn report_of_a_device_that_is_nearly_full_has_the_number_of_suggestions() {
+    let held = [
+        (Role::Parameter, "Net/a", 4),
+        (Role::OptimizerState, "Net/a", 30),
+        (Role::Activation, "Net/a", 20),
+        (Role::Activation, "Net/b", 20),
+    ];
+    let mut run = fitting(&held);
+    run.devices[0].total_bytes = Some(80 << 30);
+    let items = advice(&run, &Evidence::default()).0.items;
+    assert!(items.len() > 1, "{items:?}");
+    let report = Report::new(&run, Groupings::default(), None);
+    let line = saving_line(&report).expect("a line");
+    let count = format!("; gpumemctl why: {} suggestions)", items.len());
+    assert!(line.starts_with("memory is short: ") && line.ends_with(&count), "{line}");
+    assert!(line.contains(&items[0].sentence()), "{line}");
+    let text = crate::text::text(&report, crate::text::Layout::default());
+    let next = format!("why: {} suggestions (gpumemctl why)", items.len());
+    assert!(text.contains(&next), "{text}");
+}
+
+#[test]
 fn line_without_a_problem_names_the_place_of_what_passes_made() {
     let first_line = |held: &[(Role, &str, i64)]| {
         let mut run = fitting(held);
         run.state = gpumem_model::run::State::Closed { time_ns: 200, status: Some(0) };
         run.source.kind = "recording".into();
         run.coverage.covered = true;
-        crate::findings::text::lines(&Report::new(
-            &run,
-            Groupings::preset(Some(crate::names::TORCH)).clone(),
-            Some(crate::GroupBy::Structure),
-        ))
-        .remove(0)
+        let groupings = Groupings::preset(Some(crate::names::TORCH)).clone();
+        let report = Report::new(&run, groupings, Some(crate::GroupBy::Structure));
+        let layout = crate::text::Layout { is_short: true, ..crate::text::Layout::default() };
+        let text = crate::text::text(&report, layout);
+        let note = "  10,240 of a.py:16 step";
+        let row = text.lines().find(|line| line.starts_with("temporaries ") && line.ends_with(note));
+        assert_eq!(row.is_some(), text.contains("a.py:16"), "{text}");
+        crate::findings::text::lines(&report).remove(0)
     };
     let lines = first_line(&[(Role::Temporary, "a.py:16 step", 10), (Role::Temporary, "Net/a", 2)]);
     assert!(lines.contains(" temporaries 12,288 MiB (10,240 of a.py:16 step), "), "{lines}");
@@ -203,7 +251,7 @@ fn graphs_that_stay_through_steps_need_no_gradients() {
         (Role::Temporary, "Net/a", 1),
     ];
     // In each of 12 steps `kept` holds a share of the first three, and passes kept `gib` GiB in the first step.
-    let advised = |held: &[(Role, &str, i64)], kept: &dyn Fn(i64) -> i64, passes, gib| {
+    let staying = |held: &[(Role, &str, i64)], kept: &dyn Fn(i64) -> i64, passes, gib| {
         let mut run = fitting(held);
         made_in(&mut run, 6, Phase::Backward);
         let details = &mut run.devices[0].details;
@@ -215,8 +263,10 @@ fn graphs_that_stay_through_steps_need_no_gradients() {
         details.growth.points = (0..12).map(|step| (step, step * 10)).collect();
         let row = &mut details.iterations.rows[0];
         (row.passes_at_once, row.kept_activations) = (passes, level(gib));
-        first(&run)
+        run
     };
+    let advised =
+        |held: &[_], kept: &dyn Fn(i64) -> i64, passes, gib| first(&staying(held, kept, passes, gib));
     let always = |_| 100;
     assert_eq!(advised(&held, &always, 8, 10), Some((Kind::EvaluationGradients, [5, 9])));
     let mostly = |step| if step % 4 == 0 { 0 } else { 100 };
@@ -230,6 +280,17 @@ fn graphs_that_stay_through_steps_need_no_gradients() {
     assert_eq!(advised(&outputs, &always, 8, 10), None, "outputs of one module have no graph");
     (outputs[0].2, outputs[1].2, outputs[2].2) = (0, 4, 6);
     assert_eq!(advised(&outputs, &always, 8, 10), None, "outputs of other modules than the activations");
+    // The rest of these steps' activations after their optimizer's step.
+    let outliving = |rest: [i64; 2]| {
+        let mut run = staying(&outputs, &always, 8, 10);
+        for (row, gib) in run.devices[0].details.iterations.rows.iter_mut().zip(rest) {
+            row.activations = Level { peak_bytes: 10 * GIB, last_bytes: gib * GIB };
+        }
+        first(&run)
+    };
+    assert_eq!(outliving([10, 10]), Some((Kind::EvaluationGradients, [3, 9])), "no backward pass frees them");
+    assert_eq!(outliving([10, 0]), None, "that of a second optimizer does");
+    assert_eq!(outliving([1, 1]), None, "a backward pass does");
 }
 
 #[test]
@@ -257,7 +318,14 @@ fn copies_that_autocast_keeps_are_no_graph() {
         let held: Vec<_> = tags.map(|tag| (Role::Unknown, tag, 2)).into_iter().chain(parameters).collect();
         let mut run = fitting(&held);
         run.process.claims.insert("models".into(), format!("Net\t{kind}\t9\t9\t0"));
-        first(&run)
+        let groupings = Groupings::preset(Some(crate::names::TORCH)).clone();
+        let report = Report::new(&run, groupings, Some(crate::GroupBy::Structure));
+        let categories = report.composition(&run.devices[0].peak, report.by).categories;
+        let advised = first(&run);
+        let is_copied = advised.is_some_and(|(kind, _)| kind == Kind::WeightCopies);
+        let name = if is_copied { "parameter copies" } else { "retained forward outputs" };
+        assert_eq!(categories.get(name), Some(&(10 * GIB)), "as in the advice: {categories:?}");
+        advised
     };
     assert_eq!(advised("float32", 4), Some((Kind::WeightCopies, [10, 20])));
     assert_eq!(advised("bfloat16", 4), Some((Kind::EvaluationGradients, [6, 10])));
@@ -281,7 +349,7 @@ fn graph_holds_bytes_of_all_layers() {
 }
 
 /// Adds moments of training steps to the timeline, with these GiB by cell.
-fn trained_with(run: &mut Run, amounts: &[(u32, i64)]) {
+pub(super) fn trained_with(run: &mut Run, amounts: &[(u32, i64)]) {
     let amounts = Amounts::from(amounts.iter().map(|(cell, gib)| (*cell, gib * GIB)).collect::<Vec<_>>());
     let point = |at: u64| Point { time_ns: at * 10 + 5, amounts: amounts.clone(), rest_bytes: 0 };
     run.devices[0].details.timeline.points = (0..12).map(point).collect();

@@ -166,7 +166,7 @@ fn equal_models_in_a_program_that_trains_nothing_may_be_shared() {
     let advised = |models: &[&str], updated: i64, phase: Phase| {
         let mut run = fitting(&[(Role::Parameter, "Net/a", 18), (Role::Unknown, "Net/b", 1)]);
         made_in(&mut run, 1, phase);
-        let sizes = models.iter().map(|name| format!("{name}\tfloat32\t{}\t9\t{updated}\n", 6 * GIB));
+        let sizes = models.iter().map(|name| format!("{name}\tbfloat16\t{}\t9\t{updated}\n", 6 * GIB));
         run.process.claims.insert("models".into(), sizes.collect());
         first(&run)
     };

@@ -58,6 +58,7 @@ pub(super) fn growth(report: &Report<'_>, device: &Device, oom: &Oom, used: i64)
         lasted_ns: None,
         until_ns: oom.time_ns,
         names: largest(tags.clone(), sum_of(&tags)),
+        since_first: 0,
         is_in_many: true,
         is_in_few_steps: false,
         jumps: None,

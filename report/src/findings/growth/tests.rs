@@ -81,6 +81,8 @@ fn a_line_outside_of_modules_is_said_to_make_tensors() {
     assert_eq!(subject(&["activations"], &[line]), format!("activations of {line}"));
     assert_eq!(subject(&["activations"], &["Net/a", "Net/b"]), "activations of Net/a, Net/b");
     assert_eq!(subject(&["Others"], &[]), "memory");
+    let outside = format!("{line} (outside torch)");
+    assert_eq!(subject(&[&outside], &[line]), outside, "no tensors");
 }
 
 /// A program that leaks in 40 steps, catches the failure, and makes 60 more steps without growth.
@@ -108,6 +110,8 @@ fn growth_until_a_failure_does_not_depend_on_later_steps() {
     assert_eq!((found.axis, found.names[0].0.as_str()), ("step", "history"));
     let whole_bytes = found.whole(&run.devices[0], i64::MAX).whole_bytes;
     assert_eq!(whole_bytes, 41 * 64_000_000, "of the steps until the failure");
+    let whole_bytes = found.whole(&run.devices[0], 0).whole_bytes;
+    assert_eq!(whole_bytes, 41 * 64_000_000, "all that was added, if other tags have a part of it");
     let unused = |oom| idle(&report, &run.devices[0], oom).map(|growth| growth.over);
     assert_eq!(unused(Some(&oom)), Some(found.over), "unused memory, too");
 }

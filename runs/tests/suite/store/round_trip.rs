@@ -2,6 +2,7 @@
 
 use super::support::{TempDir, run_at};
 use gpumem_model::growth::{Axis, Growth};
+use gpumem_model::keeper::Keeper;
 use gpumem_model::run::*;
 use gpumem_model::series::{Bucket, Extremes, Series};
 use gpumem_model::timeline::Point;
@@ -342,6 +343,7 @@ fn oom(cells: usize) -> impl Strategy<Value = Oom> {
     (kind, fate, any::<[u64; 5]>(), any::<[Option<u64>; 7]>(), words, held, of(device), any::<(u16, bool)>())
         .prop_map(|(kind, fate, counts, maybe, words, held, device, (result, is_unheard))| {
             let (said, tag, library, stack, phase) = words;
+            let tag_of_keeper = tag.clone().unwrap_or_default();
             let ((tracked_bytes, predates_bytes, untrackable_bytes), amounts) = held;
             Oom {
                 kind,
@@ -372,11 +374,19 @@ fn oom(cells: usize) -> impl Strategy<Value = Oom> {
                 largest_idle_bytes: maybe[6],
                 is_expandable: is_unheard,
                 is_partial: !is_unheard,
+                keepers: keepers(is_unheard, counts, tag_of_keeper),
                 device,
                 is_unheard,
                 is_stalled: false,
             }
         })
+}
+
+fn keepers(is_known: bool, counts: [u64; 5], name: String) -> Vec<Keeper> {
+    let [tensors, bytes, with_graph, ..] = counts;
+    let keeper =
+        Keeper { kind: "local".into(), name, tensors, bytes, with_graph, is_sum: true, ..Keeper::default() };
+    if is_known { vec![keeper] } else { Vec::new() }
 }
 
 fn device(cells: usize) -> impl Strategy<Value = Device> {

@@ -1,0 +1,277 @@
+"""Names that keep tensors when memory runs out; the tensors are objects of this file. tests/torch/keepers.py tests real ones.
+
+python3 -m unittest discover -s agent-lib/python/tests"""
+
+import gc
+import pathlib
+import sys
+import time
+import unittest
+import weakref
+from collections import OrderedDict, defaultdict, deque
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+from gpumem.torch import _keepers  # noqa: E402
+from gpumem.torch._keepers import Held, find  # noqa: E402
+
+
+class Tensor:
+    """Stands for a tensor. Code that a scan must not run raises an error."""
+
+    def __init__(self, size=1024, graph=False):
+        self.held = Held(id(self), size, graph)
+
+    def __getattr__(self, name):
+        raise AssertionError("code of the program runs: " + name)
+
+    __eq__ = __hash__ = None
+
+
+class Derived(Tensor):
+    """A class with tensors inside, such as a DTensor."""
+
+
+class Store:
+    def __init__(self, thing):
+        self.thing = thing
+
+    @property
+    def broken(self):
+        raise AssertionError("a property runs")
+
+    def __eq__(self, other):
+        raise AssertionError("a comparison runs")
+
+    __hash__ = None
+
+
+class WithSlots:
+    __slots__ = ("things",)
+
+
+class Hostile(dict):
+    def __getitem__(self, key):
+        raise AssertionError("code of a container runs")
+
+    keys = values = items = __iter__ = __len__ = __contains__ = __getitem__
+
+
+class Record:
+    def __init__(self, loss):
+        self.loss = loss
+
+
+class Cyclic:
+    pass
+
+
+def tensors(count=40, **more):
+    return [Tensor(**more) for _ in range(count)]
+
+
+def all_tensors():
+    found = [one for one in gc.get_objects() if type(one) is Tensor]
+    return [(one, one.held) for one in found]
+
+
+def rows(seconds=60.0):
+    found = all_tensors()
+    return find(found, (Derived,), time.thread_time() + seconds)
+
+
+def names(seconds=60.0):
+    return [(row.name.kind, row.name.name, row.container, row.tensors) for row in rows(seconds)]
+
+
+THINGS = None
+
+
+class Names(unittest.TestCase):
+    def tearDown(self):
+        global THINGS
+        THINGS = None
+        gc.collect()
+
+    def put(self, thing):
+        global THINGS
+        THINGS = thing
+
+    def test_containers_of_a_global_variable_are_named(self):
+        for kind in (list, tuple, deque):
+            self.put(kind(tensors()))
+            self.assertEqual(names(), [("global", "THINGS", kind.__name__, 40)])
+        for kind in (dict, OrderedDict, Hostile):
+            self.put(kind(enumerate(tensors())))
+            self.assertEqual(names(), [("global", "THINGS", kind.__name__, 40)])
+        self.put(defaultdict(list, {step: [one] for step, one in enumerate(tensors())}))
+        self.assertEqual(names(), [("global", "THINGS", "defaultdict", 40)])
+        self.put([(step, {"out": one}) for step, one in enumerate(tensors())])
+        found = rows()
+        self.assertEqual([(row.name.name, row.tensors, row.bytes) for row in found], [("THINGS", 40, 40 * 1024)])
+        self.assertEqual(found[0].name.place, "test_keepers.py")
+        self.assertFalse(found[0].is_partial or found[0].in_traceback)
+
+    def test_attributes_slots_and_classes_are_named(self):
+        self.put(Store(deque(tensors())))
+        self.assertEqual(names(), [("attribute", "Store.thing", "deque", 40)])
+        self.put(WithSlots())
+        THINGS.things = tensors()
+        self.assertEqual(names(), [("attribute", "WithSlots.things", "list", 40)])
+        self.put(None)
+        Cyclic.history = tensors()
+        self.assertEqual(names(), [("attribute", "Cyclic.history", "list", 40)])
+        del Cyclic.history
+
+    def test_many_objects_belong_to_the_list_that_holds_them(self):
+        self.put([Record(one) for one in tensors()])
+        self.assertEqual(names(), [("global", "THINGS", "list", 40)])
+
+    def test_closures_defaults_and_caches_are_named(self):
+        def make():
+            kept = tensors()
+            return lambda: kept
+
+        self.put(make())
+        (row,) = rows()
+        self.assertEqual((row.name.kind, row.name.name), ("closure", "kept"))
+        self.assertTrue(row.name.place.startswith("test_keepers.py:"), row)
+
+        def remember(one, memory=[]):  # noqa: B006
+            memory.append(one)
+
+        self.put(remember)
+        for one in tensors():
+            remember(one)
+        del one
+        (row,) = rows()
+        self.assertEqual((row.name.kind, row.name.function.rpartition(".")[2]), ("default", "remember"))
+
+    def test_cache_of_a_function_is_named(self):
+        from functools import lru_cache
+
+        @lru_cache(maxsize=None)
+        def mask(size):
+            return Tensor()
+
+        self.put(mask)
+        for size in range(40):
+            mask(size)
+        (row,) = rows()
+        self.assertEqual((row.name.kind, row.tensors), ("cache", 40))
+        self.assertEqual(row.name.function.rpartition(".")[2], "mask")
+
+    def test_tracebacks_keep_local_variables(self):
+        def fail():
+            out = tensors(2)
+            raise ValueError(len(out))
+
+        errors = []
+        for _ in range(20):
+            try:
+                fail()
+            except ValueError as error:
+                errors.append(error)
+        self.put(errors)
+        del errors
+        (row,) = rows()
+        self.assertEqual((row.name.name, row.tensors, row.in_traceback), ("THINGS", 40, True))
+
+    def test_classes_derived_from_tensors_only_lead_to_names(self):
+        wrapped = []
+        for inner in tensors():
+            outer = Derived.__new__(Derived)
+            outer.__dict__["inner"] = inner
+            wrapped.append(outer)
+        self.put(wrapped)
+        del wrapped, inner, outer
+        self.assertEqual(names(), [("global", "THINGS", "list", 40)])
+
+    def test_losses_with_graphs_are_reported_beside_larger_stores(self):
+        self.put({"losses": Store(tensors(100, size=4, graph=True))})
+        stores = [type("Store%d" % number, (Store,), {})(tensors(8)) for number in range(9)]
+        Cyclic.stores = stores
+        del stores
+        found = rows()
+        self.assertIn(("Store.thing", 100, 400), [(row.name.name, row.with_graph, row.bytes) for row in found])
+        del Cyclic.stores
+
+    def test_few_tensors_are_no_store(self):
+        self.put({"image": Tensor(1 << 30), "mask": Tensor(1 << 30)})
+        self.assertEqual(names(), [])
+
+    def test_shared_storages_count_once(self):
+        shared = Held(1, 4096, False)
+        self.put(tensors(10))
+        for one in THINGS:
+            one.__dict__["held"] = shared
+        del one
+        (row,) = rows()
+        self.assertEqual((row.tensors, row.bytes), (10, 4096))
+
+    def test_names_are_cleaned_and_bounded(self):
+        globals()["odd\tname\n\x1b" * 30] = tensors()
+        (row,) = rows()
+        del globals()["odd\tname\n\x1b" * 30]
+        parts = row.line().split("\t")
+        self.assertEqual((len(parts), len(parts[1])), (9, 120))
+        self.assertTrue(row.line().isprintable() or "\t" in row.line())
+        self.assertNotIn("\n", row.line())
+
+
+class Harmless(unittest.TestCase):
+    def test_nothing_of_the_program_changes(self):
+        global THINGS
+        alive = [Store([(step, Record(one)) for step, one in enumerate(tensors())])]
+        THINGS = alive[0]
+        dead = Cyclic()
+        dead.me, dead.kept = dead, tensors()
+        gone = weakref.ref(dead)
+        gc.collect()
+        gc.disable()
+        try:
+            del dead
+            watched = [THINGS, THINGS.thing, THINGS.thing[7], THINGS.thing[7][1].loss, Store, Record]
+            counts = list(map(sys.getrefcount, watched))
+            state = gc.isenabled(), gc.get_threshold(), gc.get_freeze_count()
+            rows()
+            before = len(gc.get_objects())
+            for _ in range(5):
+                rows()
+            self.assertLessEqual(len(gc.get_objects()), before + 5)
+            self.assertEqual(list(map(sys.getrefcount, watched)), counts)
+            self.assertEqual((gc.isenabled(), gc.get_threshold(), gc.get_freeze_count()), state)
+            self.assertIsNotNone(gone(), "collected by the scan")
+        finally:
+            gc.enable()
+            THINGS = None
+        gc.collect()
+        self.assertIsNone(gone(), "kept by the scan")
+
+    def test_scan_ends_after_its_time(self):
+        global THINGS
+        THINGS = [[[[tensors()]]]]
+        self.assertEqual(rows(seconds=-1.0), [])
+        many = [[number] for number in range(1_000_000)]
+        found = all_tensors()
+        begun = time.thread_time()
+        (row,) = find(found, (), begun + 0.01) or [None]
+        del many
+        THINGS = None
+        self.assertLess(time.thread_time() - begun, 5.0)
+        self.assertIsNone(row)
+
+    def test_failed_scans_stay_silent_and_few(self):
+        calls = []
+        keepers = _keepers.Keepers()
+        keepers._scan = lambda torch: calls.append(1) or 1 / 0
+        sys.modules.setdefault("torch", None)
+        for _ in range(10):
+            keepers.on_failure(0, 1, 2, 3)
+        if sys.modules["torch"] is None:
+            del sys.modules["torch"]
+        self.assertEqual(len(calls), _keepers.SCANS)
+
+
+if __name__ == "__main__":
+    unittest.main()
