@@ -318,7 +318,7 @@ fn lengths_that_no_frame_has_end_the_packet() {
 
 #[test]
 fn a_payload_that_is_not_text_concerns_its_record_only() {
-    let text_kinds = [1, 3, 4, 5, 85, 86, 87, 88, 100, 102, 108, 114, 117, 118];
+    let text_kinds = [1, 3, 4, 5, 85, 86, 87, 88, 89, 100, 102, 108, 114, 117, 118];
     for &(name, kind) in Body::KINDS {
         let packet =
             [raw_frame(&slot_of_kind(kind), b"\xff\xfe"), raw_frame(&slot_of_kind(4), b"a/b")].concat();

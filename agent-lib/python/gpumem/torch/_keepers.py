@@ -423,7 +423,7 @@ class Keepers:
     def attach(self, torch: Any) -> bool:
         """Attaches the observer once the program has initialised CUDA. Returns whether it need not be called again soon."""
         # Since 2.0. Observers cannot be removed, and a second one would scan again.
-        attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
+        attach = getattr(getattr(torch, "_C", None), "_cuda_attach_out_of_memory_observer", None)
         if self.is_attached or attach is None or not functions.keepers_wanted():
             return True
         if not torch.cuda.is_initialized():  # attaching would initialise CUDA
