@@ -1,6 +1,7 @@
 //! Tests of advice on runs that are made here.
 
 mod adapters;
+mod attention;
 mod earlier;
 mod free;
 mod lines;

@@ -2,6 +2,7 @@
 
 mod activations;
 mod adapters;
+mod attention;
 mod course;
 mod data;
 mod earlier;
@@ -31,7 +32,7 @@ pub(super) fn parts(report: &Report<'_>, device: &Device, oom: Option<&Oom>) -> 
 }
 
 fn of_parts(report: &Report<'_>, device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -> Vec<Item> {
-    let of_library = library::item(device, parts, oom);
+    let of_library = library::item(device, parts, oom).or_else(|| attention::item(device, parts, oom));
     let has_library = of_library.is_some();
     // The pass in which a collection of results becomes too large has no part in it.
     let of_pass = (!library::is_kept(oom)).then(|| activations::items(device, parts, oom));
