@@ -610,6 +610,102 @@ def checkpoint_stays():
     return state
 
 
+class Classifier(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.backbone = Net(depth=8)
+        self.top = nn.Linear(1000, 10)
+
+    def forward(self, x):
+        return self.top(F.relu(self.backbone(x)))
+
+
+def backbone_with_gradients():
+    """Only the last layer is trained, and all others compute gradients, too."""
+    model = Classifier().cuda()
+    model.backbone.requires_grad_(not APPLIED)
+    trained(model, 10, rows=4096, optimizer=torch.optim.Adam(model.top.parameters(), lr=1e-4))
+
+
+def rollouts_with_gradients():
+    """Reinforcement learning: a rollout keeps its graphs while the policy is trained with it."""
+    model = Net(depth=6, classes=16).cuda()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
+    scores = inputs = None
+    for _ in range(8):
+        states, outputs = [], []
+        with torch.set_grad_enabled(not APPLIED):
+            for _ in range(16):
+                states.append(batch(256))
+                outputs.append(model(states[-1]).log_softmax(-1)[:, 0])
+            scores, inputs = torch.cat(outputs), torch.cat(states)
+        del states, outputs
+        for part, old in zip(inputs.split(512), scores.split(512)):
+            (model(part).log_softmax(-1)[:, 0] - old.detach()).exp().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+class Adapted(nn.Module):
+    """A linear layer with an adapter."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.base_layer = nn.Linear(width, width)
+        self.lora_A, self.lora_B = nn.Linear(width, 8, bias=False), nn.Linear(8, width, bias=False)
+
+    def forward(self, x):
+        return self.base_layer(x) + self.lora_B(self.lora_A(x))
+
+
+def base_is_trained():
+    """The layers have adapters, and their own parameters are trained, too."""
+    with torch.device("cuda"):
+        model = nn.Sequential(*(Adapted(4096) for _ in range(12)))
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("lora_" in name or not APPLIED)
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    trained(model, 6, rows=64, width=4096, optimizer=torch.optim.Adam(parameters, lr=1e-4, fused=True))
+
+
+def double_by_numpy():
+    """The data are float64, as those of NumPy are, and so is the model."""
+    kind = torch.float32 if APPLIED else torch.float64
+    model = Net().cuda().to(kind)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for _ in range(8):
+        model(batch(4096).to(kind)).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def losses_of_micro_batches():
+    """The losses of eight micro-batches are added up for one backward pass."""
+    model = Net().cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for _ in range(6):
+        total = 0
+        for _ in range(8):
+            loss = model(batch(2048)).pow(2).mean()
+            if APPLIED:
+                loss.backward()
+            else:
+                total = total + loss
+        if not APPLIED:
+            total.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def answers_in_float32():
+    """Inference with float32 parameters, which have most of the memory."""
+    with torch.device("cuda"):
+        model = Net(width=4096, depth=5).to(torch.bfloat16 if APPLIED else torch.float32).eval()
+    with torch.inference_mode():
+        for _ in range(20):
+            model(batch(16, 4096).to(next(model.parameters()).dtype))
+
+
 # Nothing is wrong.
 
 
@@ -722,7 +818,7 @@ def healthy_growing_answers():
 
 
 CASES = {name: case for name, case in list(globals().items()) if callable(case) and getattr(case, "__module__", "") == "__main__"}
-for helper in ("Block", "Net", "SmallState", "kept", "batch", "trained", "distributed"):
+for helper in ("Block", "Net", "SmallState", "Classifier", "Adapted", "kept", "batch", "trained", "distributed"):
     CASES.pop(helper, None)
 
 if __name__ == "__main__":

@@ -90,12 +90,22 @@ const KEPT: [(&str, &str, &str, &str); 9] = [
     ("pinned_kept", "growth", "pinned host memory of causes.py:", "pinned_memory"),
 ];
 
-/// Programs that end well and have no finding, with the kind of a first advice that costs nothing, and a part of it.
-const FREE: [(&str, &str, &str); 4] = [
+/// Programs that end well and have no finding, with the kind of the first advice, and a part of it. The change costs nothing.
+const FREE: [(&str, &str, &str); 6] = [
     ("embeddings_with_graphs", "evaluation_gradients", "no_grad()"),
     ("gradients_cleared_late", "kept_gradients", "zero_grad()"),
     ("teacher_fits", "evaluation_gradients", "no_grad()"),
     ("checkpoint_stays", "loaded_checkpoint", "map_location"),
+    ("backbone_with_gradients", "evaluation_gradients", "requires_grad_(False)"),
+    ("rollouts_with_gradients", "evaluation_gradients", "no_grad()"),
+];
+
+/// The same with a change that has a small price, or a condition.
+const PRICED: [(&str, &str, &str); 4] = [
+    ("base_is_trained", "unfrozen_base", "Freeze the base"),
+    ("double_by_numpy", "parameter_precision", "float32"),
+    ("losses_of_micro_batches", "graphs_at_once", "call backward() in each"),
+    ("answers_in_float32", "parameter_precision", "bfloat16"),
 ];
 
 const HEALTHY: [&str; 12] = [
@@ -206,30 +216,40 @@ fn first_finding_names_the_planted_cause() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-#[test]
-fn savings_that_cost_nothing_are_advised_to_programs_that_fit() {
+/// Asserts the first advice on programs that fit, and the report's line on it, which begins with `heading`.
+fn assert_savings(heading: &str, expected: &[(&'static str, &str, &str)]) {
     let Some(wheel) = torch::wheel("2.15.0") else { return };
-    let programs = FREE.map(|(name, ..)| Program { memory: "8G", ..of_causes(name) });
+    let programs: Vec<_> =
+        expected.iter().map(|(name, ..)| Program { memory: "8G", ..of_causes(name) }).collect();
     let reports = reports_of(&wheel, &programs);
     let mut wrong = Vec::new();
-    for (program, kind, part) in FREE {
+    for (program, kind, part) in expected {
         let report = &reports[program];
         let first = &report["why"]["advice"][0];
         let has_part = |text: &Value| text.as_str().is_some_and(|text| text.contains(part));
-        let free = report["text"]
-            .as_str()
-            .and_then(|text| text.lines().find(|line| line.starts_with("free to save: ")));
-        let is_right = first["kind"] == kind
+        let lines = report["text"].as_str().unwrap_or_default().lines();
+        let line = lines.into_iter().find(|line| line.starts_with(heading));
+        let is_right = first["kind"] == *kind
             && has_part(&first["change"])
-            && free.is_some_and(|line| line.contains(part));
+            && line.is_some_and(|line| line.contains(part));
         if !is_right || report["outcome"] != "ended" || report["findings"] != serde_json::json!([]) {
             wrong.push(format!(
-                "{program}: {kind} is expected, not {first}; {free:?}; {}",
+                "{program}: {kind} is expected, not {first}; {line:?}; {}",
                 report["findings"]
             ));
         }
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn savings_that_cost_nothing_are_advised_to_programs_that_fit() {
+    assert_savings("free to save: ", &FREE);
+}
+
+#[test]
+fn savings_with_a_small_price_are_advised_to_programs_that_fit() {
+    assert_savings("could save: ", &PRICED);
 }
 
 #[test]

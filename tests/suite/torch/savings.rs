@@ -82,7 +82,7 @@ const THROUGH: Width =
 const INPUTS: Width =
     Some("the sizes of single blocks are not kept, so the inputs of the modules have an upper bound only");
 
-const PLANTED: [Planted; 47] = [
+const PLANTED: [Planted; 52] = [
     file("accumulate.py", "18G", "retained_tensors"),
     Planted { before: Before::Needed, ..file("adam_temp.py", "24G", "optimizer_temporaries") },
     file("eval_grad.py", "12G", "evaluation_gradients"),
@@ -166,6 +166,19 @@ const PLANTED: [Planted; 47] = [
         width: Some("which kernels the program uses is unknown"),
         ..planted("modules_loaded_at_once", "eager_modules")
     },
+    Planted { memory: "8G", ..planted("backbone_with_gradients", "evaluation_gradients") },
+    Planted {
+        memory: "8G",
+        width: Some("the outputs of the largest module may be needed"),
+        ..planted("rollouts_with_gradients", "evaluation_gradients")
+    },
+    Planted { memory: "8G", ..planted("base_is_trained", "unfrozen_base") },
+    Planted {
+        memory: "8G",
+        width: Some("masks and indices have other types"),
+        ..planted("double_by_numpy", "parameter_precision")
+    },
+    Planted { memory: "8G", ..planted("answers_in_float32", "parameter_precision") },
 ];
 
 impl Planted {

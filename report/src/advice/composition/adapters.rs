@@ -17,6 +17,11 @@ fn adapted(tag: &str) -> Option<&str> {
     Some(layer)
 }
 
+/// Returns the model of a parameter. The layers of a `Sequential` have paths such as `Sequential.0`.
+fn root(tag: &str) -> &str {
+    tag.split(['/', '.']).next().unwrap_or(tag)
+}
+
 /// Returns the change for the largest model with such adapters. In the layers with adapters the own parameters must have gradients,
 /// or optimizer state: other layers may be trained by intention.
 pub(super) fn unfrozen_base(device: &Device, parts: &Parts<'_>) -> Option<Item> {
@@ -30,8 +35,8 @@ pub(super) fn unfrozen_base(device: &Device, parts: &Parts<'_>) -> Option<Item> 
     let trained = base.iter().filter(|(tag, _)| has_any(tag));
     let bytes_of = |tags: &[(&str, i64)]| sum(tags.iter().map(|(_, bytes)| *bytes));
     let is_trained = sum(trained.map(|(_, bytes)| *bytes)) as f64 >= bytes_of(&base) as f64 * TRAINED_SHARE;
-    let model = base.iter().max_by_key(|(_, bytes)| *bytes)?.0.split('/').next()?;
-    let is_needless = |tag: &str| is_inside(tag, model) && !is_adapter(tag);
+    let model = root(base.iter().max_by_key(|(_, bytes)| *bytes)?.0);
+    let is_needless = |tag: &str| root(tag) == model && !is_adapter(tag);
     let of = |bytes: &BTreeMap<&str, i64>| {
         sum(bytes.iter().filter(|(tag, _)| is_needless(tag)).map(|(_, bytes)| *bytes))
     };
