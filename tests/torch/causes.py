@@ -699,11 +699,12 @@ def losses_of_micro_batches():
 
 def answers_in_float32():
     """Inference with float32 parameters, which have most of the memory."""
+    torch.set_default_dtype(torch.bfloat16 if APPLIED else torch.float32)
     with torch.device("cuda"):
-        model = Net(width=4096, depth=5).to(torch.bfloat16 if APPLIED else torch.float32).eval()
+        model = Net(width=4096, depth=5).eval()
     with torch.inference_mode():
         for _ in range(20):
-            model(batch(16, 4096).to(next(model.parameters()).dtype))
+            model(batch(16, 4096))
 
 
 # Nothing is wrong.
