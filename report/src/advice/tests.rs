@@ -241,29 +241,6 @@ fn a_model_that_no_optimizer_updates_is_known_before_the_first_step() {
 }
 
 #[test]
-fn float64_is_the_first_advice_and_small_types_get_none() {
-    let held = [
-        (Role::Parameter, "Net/a", 2),
-        (Role::Gradient, "Net/a", 2),
-        (Role::OptimizerState, "Net/a", 4),
-        (Role::Activation, "Net/a", 6),
-    ];
-    let first = first_with_models(&held, "Net\tfloat64\t2\t2\t2\n\tfloat64\t4\t0\t0");
-    assert_eq!((first.kind, first.saves_bytes), (Kind::ParameterPrecision, Some([11 * GIB / 2, 7 * GIB])));
-    let kinds = |models: &str| {
-        let mut run = holding(&held);
-        run.devices[0].details.iterations.rows.clear();
-        run.process.claims.insert("models".into(), models.into());
-        let kinds = [Kind::ParameterPrecision, Kind::OptimizerState, Kind::GradientBuckets];
-        kinds.map(|kind| of_kind(&run, kind).map(|item| item.formula))
-    };
-    assert_eq!(kinds("Net\tbfloat16\t2\t2\t2\n\tuint8\t4\t0\t0"), [const { None }; 3]);
-    let [.., state, buckets] = kinds("Net\tbfloat16\t2\t2\t2\n\tbfloat16\t4\t0\t0");
-    assert!(state.is_some_and(|formula| formula.starts_with("1/2 x 4,096 MiB of bfloat16 state")));
-    assert_eq!(buckets, None);
-}
-
-#[test]
 fn gradients_in_float32_of_smaller_parameters_are_not_held_twice() {
     let buckets = |held: &[(Role, &str, i64)]| of_kind(&holding(held), Kind::GradientBuckets).is_some();
     assert!(!buckets(&[(Role::Parameter, "Net/a", 4), (Role::Gradient, "Net/a", 8)]));

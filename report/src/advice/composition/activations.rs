@@ -1,9 +1,10 @@
 //! Changes for activations: of passes that need no gradients, of one large output, of repeated modules, and of the batch.
 
 use super::super::item::{Item, Kind, MIB, Memory, mib, place_of};
+use super::cells::is_inside;
 use super::graphs;
 use super::not_updated::NotUpdated;
-use super::parts::{Parts, is_inside};
+use super::parts::Parts;
 use crate::{names, sum};
 use gpumem_model::cell::without_sum;
 use gpumem_model::names::Named;

@@ -2,8 +2,9 @@
 //! state, and a queue of tensors.
 
 use super::super::item::{Item, Kind, Memory, mib};
+use super::cells::steps_through;
 use super::data::lines;
-use super::parts::{Parts, steps_through};
+use super::parts::Parts;
 use crate::{Report, held};
 use gpumem_model::run::{Class, Device};
 use std::collections::BTreeMap;

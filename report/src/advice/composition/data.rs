@@ -2,8 +2,9 @@
 //! history.
 
 use super::super::item::{Item, Kind, Memory, mib};
+use super::cells::{has_forward_pass, is_data, is_of_line, is_role, steps_through};
 use super::library;
-use super::parts::{Parts, has_forward_pass, is_data, is_of_line, is_role, steps_through};
+use super::parts::Parts;
 use crate::Report;
 use gpumem_model::names::Named;
 use gpumem_model::run::{Amounts, Cell, Device, Oom};

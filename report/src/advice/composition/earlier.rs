@@ -1,7 +1,7 @@
 //! Changes for memory of an earlier pass that is still held when a request fails: its result, or all of it, kept by an exception.
 
 use super::super::item::{Item, Kind, Memory, mib};
-use super::parts::is_activation;
+use super::cells::is_activation;
 use crate::{Report, held, sum};
 use gpumem_model::names::Named;
 use gpumem_model::run::{Cell, Class, Device, Fate, Oom};

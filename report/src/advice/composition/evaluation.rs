@@ -2,8 +2,8 @@
 //! a larger batch.
 
 use super::super::item::{Item, Kind, Memory, mib};
+use super::cells::is_role;
 use super::graphs::step_at;
-use super::parts::is_role;
 use crate::{Report, held, names, sum, sums};
 use gpumem_model::names::Named;
 use gpumem_model::run::{Amounts, Cell, Class, Device};

@@ -4,7 +4,8 @@
 
 use super::super::item::{Item, Kind, Memory, mib};
 use super::activations::repeated;
-use super::parts::{Parts, is_inside};
+use super::cells::is_inside;
+use super::parts::Parts;
 use crate::names;
 use gpumem_model::cell::without_sum;
 use gpumem_model::run::Device;

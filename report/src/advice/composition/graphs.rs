@@ -1,7 +1,8 @@
 //! Graphs of forward passes that no backward pass needs, or that are alive together.
 
 use super::activations::repeated;
-use super::parts::{Parts, is_role};
+use super::cells::is_role;
+use super::parts::Parts;
 use crate::autocast;
 use crate::model_sizes::ModelSizes;
 use crate::{Report, held, sum};

@@ -6,8 +6,10 @@
 use super::super::item::{Item, Kind, Memory, mib};
 use super::parts::Parts;
 use crate::names;
+use gpumem_model::cell::without_sum;
 use gpumem_model::run::{Device, Oom, Run};
 use gpumem_model::units::signed;
+use std::collections::BTreeMap;
 
 /// Functions of a library, with one cure for the memory that they make.
 #[derive(Debug)]
@@ -89,6 +91,14 @@ pub const LIBRARY_FRAMES: [LibraryFrame; 6] = [
     },
 ];
 
+/// Part of the path of a file of the library that defines a model.
+const LIBRARY: &str = "/transformers/models/";
+/// Minimum bytes of such a module, as a factor of its largest projection's. A fused operation keeps the projections, its output and one
+/// number for each token and head.
+const MANY_TIMES: i64 = 8;
+/// Minimum number of projections: of queries, keys and values.
+const LEAST_PROJECTIONS: usize = 3;
+
 impl LibraryFrame {
     /// Returns whether a function in a file, given by its path or name, is one of these.
     fn has(&self, file: &str, function: &str) -> bool {
@@ -145,8 +155,13 @@ pub(in crate::advice) fn is_kept(oom: Option<&Oom>) -> bool {
     oom.and_then(maker_of).is_some_and(|frame| frame.keeps)
 }
 
-/// Returns the change for memory that functions of the table hold: at the program's largest line of data, or at the failed request.
+/// Returns the change for memory that a library's functions or modules hold.
 pub(in crate::advice) fn item(device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -> Option<Item> {
+    of_functions(device, parts, oom).or_else(|| attention(device, parts, oom))
+}
+
+/// Returns the change for memory that functions of the table hold: at the program's largest line of data, or at the failed request.
+fn of_functions(device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -> Option<Item> {
     let asked = oom.map_or(0, |oom| signed(oom.asked_bytes));
     let maker = oom.and_then(maker_of);
     let kept = parts.data.filter(|(line, _)| keeper_of(line).is_some());
@@ -177,6 +192,39 @@ pub(in crate::advice) fn item(device: &Device, parts: &Parts<'_>, oom: Option<&O
         // Slices save nothing of one image.
         let least = if frame.kind == Kind::LargeOutput { 0 } else { bytes / 2 };
         item.estimated([least, bytes], format!("{} {of}", mib(bytes)))
+    })
+}
+
+/// Returns the change for the attention modules, alike except for their numbers, with the most bytes.
+fn attention(device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -> Option<Item> {
+    let is_of_library = oom?.stack.as_deref().is_some_and(|stack| stack.contains(LIBRARY));
+    let is_attention = |path: &str| {
+        let name = path.to_lowercase();
+        name.contains("attn") || name.contains("attention")
+    };
+    // Module -> number of the modules in it, and the largest one's bytes.
+    let mut inner: BTreeMap<&str, (usize, i64)> = BTreeMap::new();
+    for (tag, bytes) in &parts.by_tag {
+        let Some((module, _)) = without_sum(tag).rsplit_once('/') else { continue };
+        let (count, largest) = inner.entry(module).or_default();
+        (*count, *largest) = (*count + 1, (*largest).max(*bytes));
+    }
+    let keeps_scores = |(tag, bytes): &(&&str, &i64)| {
+        let projections = inner.get(**tag).filter(|(count, _)| *count >= LEAST_PROJECTIONS);
+        projections.is_some_and(|(_, largest)| **bytes >= largest.saturating_mul(MANY_TIMES))
+    };
+    let scores = parts.by_tag.iter().filter(|(tag, _)| is_attention(tag)).filter(keeps_scores);
+    let (tag, _) = scores.max_by_key(|(_, bytes)| **bytes)?;
+    let bytes = parts.of_like_modules(tag);
+    (is_of_library && parts.is_large(bytes)).then(|| {
+        let change = "Load the model with attn_implementation=\"sdpa\" if its class supports it, and without output_attentions=True: {0} keep the scores of all pairs of tokens";
+        let modules = names::group(tag, usize::MAX, true);
+        let item = Item::new(Kind::LibrarySetting, Memory::Activations, device, change).named(modules);
+        let formula = format!(
+            "{} of these modules, each of which keeps at least {MANY_TIMES} x as much as its largest projection",
+            mib(bytes)
+        );
+        item.estimated([bytes / 2, bytes], formula)
     })
 }
 

@@ -1,8 +1,7 @@
 //! Changes for memory that the program needs: by role and module at the failed request, or else at the peak.
 
 mod activations;
-mod adapters;
-mod attention;
+mod cells;
 mod course;
 mod data;
 mod earlier;
@@ -15,7 +14,8 @@ mod not_updated;
 mod parts;
 mod precision;
 
-use self::parts::{Parts, has_forward_pass};
+use self::cells::has_forward_pass;
+use self::parts::Parts;
 use super::item::{Item, Kind, Memory, mib, place_of};
 use crate::{Report, held, most_used};
 use gpumem_model::run::{Class, Device, Oom};
@@ -32,7 +32,7 @@ pub(super) fn parts(report: &Report<'_>, device: &Device, oom: Option<&Oom>) -> 
 }
 
 fn of_parts(report: &Report<'_>, device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -> Vec<Item> {
-    let of_library = library::item(device, parts, oom).or_else(|| attention::item(device, parts, oom));
+    let of_library = library::item(device, parts, oom);
     let has_library = of_library.is_some();
     // The pass in which a collection of results becomes too large has no part in it.
     let of_pass = (!library::is_kept(oom)).then(|| activations::items(device, parts, oom));
@@ -43,7 +43,7 @@ fn of_parts(report: &Report<'_>, device: &Device, parts: &Parts<'_>, oom: Option
     items.extend(precision::copy_of_output(report, device, parts, oom));
     items.extend(model::equal_models(device, parts));
     items.extend(model::kept_gradients(device, parts, oom));
-    items.extend(adapters::unfrozen_base(device, parts));
+    items.extend(model::unfrozen_base(device, parts));
     items.extend(model::sparse_gradients(device, parts));
     items.extend(model::optimizer(device, parts, oom));
     items.extend(model::precision(device, parts, oom));

@@ -1,9 +1,9 @@
 //! A module that requires gradients, though no optimizer updates it: a whole model, such as a teacher, or a part of one, such as a
 //! backbone.
 
-use super::parts::{is_activation, is_inside, is_role, steps_through};
+use super::cells::{is_activation, is_inside, is_role, models, steps_through};
 use crate::model_sizes::ModelSizes;
-use crate::{Report, held, names, sum, sums};
+use crate::{Report, held, sum};
 use gpumem_model::cell::without_sum;
 use gpumem_model::names::Named;
 use gpumem_model::run::{Amounts, Cell, Class, Device};
@@ -34,16 +34,6 @@ pub(super) struct Tensors<'p, 'r> {
     pub parameters: &'p BTreeMap<&'r str, i64>,
     pub gradients: &'p BTreeMap<&'r str, i64>,
     pub states: &'p BTreeMap<&'r str, i64>,
-}
-
-/// Returns the bytes of certain cells by model. Lines of the program are not models.
-pub(super) fn models<'r>(
-    report: &'r Report<'_>,
-    amounts: &Amounts,
-    fits: impl Fn(&Cell) -> bool,
-) -> BTreeMap<&'r str, i64> {
-    let tags = report.by_tag(amounts, fits).into_iter().filter(|(tag, _)| !names::is_line(tag));
-    sums(tags.filter_map(|(tag, bytes)| Some((without_sum(tag).split('/').next()?, bytes))))
 }
 
 /// Returns the module with most of the activations, if no optimizer updates it and it requires gradients.

@@ -1,14 +1,15 @@
 //! The memory of a process by its purpose: what advice on it is judged by.
 
+use super::cells::{is_activation, is_data, is_inside, is_of_line, is_role, models, steps_through};
 use super::graphs;
-use super::not_updated::{self, NotUpdated, Tensors, models};
+use super::not_updated::{self, NotUpdated, Tensors};
 use crate::autocast;
 use crate::model_sizes::ModelSizes;
 use crate::names;
 use crate::{Report, held, most_used, sum};
 use gpumem_model::cell::without_sum;
 use gpumem_model::names::Named;
-use gpumem_model::run::{Amounts, Cell, Class, Device, Iteration, Oom};
+use gpumem_model::run::{Amounts, Cell, Class, Device, Oom};
 use gpumem_model::timeline::Point;
 use gpumem_wire::{Phase, Role};
 use std::collections::{BTreeMap, BTreeSet};
@@ -73,35 +74,9 @@ pub(in crate::advice) struct Parts<'r> {
     pub checkpoint: Option<(&'r str, i64)>,
 }
 
-pub(super) fn is_role(cell: &Cell, role: Role) -> bool {
-    cell.role.as_deref() == role.name()
-}
-
 /// Returns whether a tag is that of an optimizer such as `AdamW8bit.step`.
 fn is_small_state(tag: &str) -> bool {
     tag.ends_with("bit.step")
-}
-
-/// Returns whether a cell has activations. Before the first backward pass, blocks of the forward pass count.
-pub(super) fn is_activation(cell: &Cell) -> bool {
-    let is_unknown = cell.role.is_none() && cell.phase.as_deref() == Phase::Forward.name();
-    cell.class == Class::Block && (is_role(cell, Role::Activation) || is_unknown)
-}
-
-/// Returns whether a path is that of `module`, or of a part of it.
-pub(super) fn is_inside(path: &str, module: &str) -> bool {
-    module.is_empty()
-        || path.strip_prefix(module).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-}
-
-/// Returns the number of completed steps before `until_ns` through which `holds` was true of all points of the timeline.
-pub(super) fn steps_through(device: &Device, until_ns: u64, holds: impl Fn(&Point) -> bool) -> u64 {
-    let points = device.details.timeline.points.iter().rev();
-    let kept = points.skip_while(|point| point.time_ns > until_ns).take_while(|point| holds(point));
-    let Some(since) = kept.last() else { return 0 };
-    let is_inside = |row: &&Iteration| row.start_ns >= since.time_ns && row.end_ns <= until_ns;
-    let rows = device.details.iterations.rows.iter().filter(is_inside);
-    rows.fold(0, |count, row| count.saturating_add(row.count))
 }
 
 /// Returns the program's line that has loaded as many bytes as a model's parameters have, and its bytes, if these stayed through the
@@ -118,17 +93,6 @@ fn checkpoint<'r>(report: &'r Report<'_>, device: &Device, amounts: &Amounts) ->
     let until_ns = device.details.iterations.rows.last()?.end_ns;
     (models.values().chain([&all]).any(is_copy) && steps_through(device, until_ns, is_kept) >= KEPT_STEPS)
         .then_some((line, bytes))
-}
-
-/// Returns whether a line of the program has allocated a cell's blocks.
-pub(super) fn is_of_line(cell: &Cell) -> bool {
-    cell.class == Class::Block && cell.tag.as_deref().is_some_and(names::is_line)
-}
-
-/// Returns whether a line of the program has allocated a cell's blocks outside of every step, and they have no role.
-pub(super) fn is_data(cell: &Cell) -> bool {
-    let is_of_step = cell.phase.is_some() && cell.phase.as_deref() != Phase::Setup.name();
-    is_of_line(cell) && cell.role.is_none() && !is_of_step
 }
 
 impl<'r> Parts<'r> {
@@ -250,12 +214,4 @@ impl<'r> Parts<'r> {
     pub fn is_large(&self, bytes: i64) -> bool {
         bytes as f64 >= self.used as f64 * PART_SHARE
     }
-}
-
-/// Returns whether the program has begun a forward pass, or another phase of a step.
-pub(super) fn has_forward_pass(report: &Report<'_>) -> bool {
-    report.run.cells.iter().any(|cell| {
-        let phase = cell.phase.as_deref().and_then(Phase::from_name);
-        phase.is_some_and(|phase| phase != Phase::Unknown && phase != Phase::Between)
-    })
 }

@@ -1,7 +1,8 @@
 //! The change for a line outside of modules that copies a large output to float32.
 
 use super::super::item::{Item, Kind, Memory, mib};
-use super::parts::{Parts, is_role};
+use super::cells::is_role;
+use super::parts::Parts;
 use crate::{Report, names};
 use gpumem_model::names::Named;
 use gpumem_model::run::{Cell, Class, Device, Oom};

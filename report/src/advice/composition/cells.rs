@@ -1,0 +1,64 @@
+//! What a cell or a path is of, and sums over cells and steps.
+
+use crate::{Report, names, sums};
+use gpumem_model::cell::without_sum;
+use gpumem_model::names::Named;
+use gpumem_model::run::{Amounts, Cell, Class, Device, Iteration};
+use gpumem_model::timeline::Point;
+use gpumem_wire::{Phase, Role};
+use std::collections::BTreeMap;
+
+pub(super) fn is_role(cell: &Cell, role: Role) -> bool {
+    cell.role.as_deref() == role.name()
+}
+
+/// Returns whether a cell has activations. Before the first backward pass, blocks of the forward pass count.
+pub(super) fn is_activation(cell: &Cell) -> bool {
+    let is_unknown = cell.role.is_none() && cell.phase.as_deref() == Phase::Forward.name();
+    cell.class == Class::Block && (is_role(cell, Role::Activation) || is_unknown)
+}
+
+/// Returns whether a path is that of `module`, or of a part of it.
+pub(super) fn is_inside(path: &str, module: &str) -> bool {
+    module.is_empty()
+        || path.strip_prefix(module).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
+/// Returns the number of completed steps before `until_ns` through which `holds` was true of all points of the timeline.
+pub(super) fn steps_through(device: &Device, until_ns: u64, holds: impl Fn(&Point) -> bool) -> u64 {
+    let points = device.details.timeline.points.iter().rev();
+    let kept = points.skip_while(|point| point.time_ns > until_ns).take_while(|point| holds(point));
+    let Some(since) = kept.last() else { return 0 };
+    let is_inside = |row: &&Iteration| row.start_ns >= since.time_ns && row.end_ns <= until_ns;
+    let rows = device.details.iterations.rows.iter().filter(is_inside);
+    rows.fold(0, |count, row| count.saturating_add(row.count))
+}
+
+/// Returns whether a line of the program has allocated a cell's blocks.
+pub(super) fn is_of_line(cell: &Cell) -> bool {
+    cell.class == Class::Block && cell.tag.as_deref().is_some_and(names::is_line)
+}
+
+/// Returns whether a line of the program has allocated a cell's blocks outside of every step, and they have no role.
+pub(super) fn is_data(cell: &Cell) -> bool {
+    let is_of_step = cell.phase.is_some() && cell.phase.as_deref() != Phase::Setup.name();
+    is_of_line(cell) && cell.role.is_none() && !is_of_step
+}
+
+/// Returns the bytes of certain cells by model. Lines of the program are not models.
+pub(super) fn models<'r>(
+    report: &'r Report<'_>,
+    amounts: &Amounts,
+    fits: impl Fn(&Cell) -> bool,
+) -> BTreeMap<&'r str, i64> {
+    let tags = report.by_tag(amounts, fits).into_iter().filter(|(tag, _)| !names::is_line(tag));
+    sums(tags.filter_map(|(tag, bytes)| Some((without_sum(tag).split('/').next()?, bytes))))
+}
+
+/// Returns whether the program has begun a forward pass, or another phase of a step.
+pub(super) fn has_forward_pass(report: &Report<'_>) -> bool {
+    report.run.cells.iter().any(|cell| {
+        let phase = cell.phase.as_deref().and_then(Phase::from_name);
+        phase.is_some_and(|phase| phase != Phase::Unknown && phase != Phase::Between)
+    })
+}
