@@ -128,7 +128,7 @@ const PLANTED: [Planted; 52] = [
         ..planted("gradients_cleared_late", "kept_gradients")
     },
     Planted { before: Before::UntilThere, width: INPUTS, ..planted("batch_too_large", "checkpointing") },
-    Planted { before: Before::Needed, width: INPUTS, ..planted("long_batch_too_large", "checkpointing") },
+    Planted { before: Before::Needed, ..planted("long_batch_too_large", "outlier_batch") },
     Planted {
         before: Before::UntilThere,
         width: Some("before the first forward pass, the type of the elements is unknown"),

@@ -44,7 +44,9 @@ fn of_parts(report: &Report<'_>, device: &Device, parts: &Parts<'_>, oom: Option
     items.extend(model::equal_models(device, parts));
     items.extend(model::kept_gradients(device, parts, oom));
     items.extend(model::unfrozen_base(device, parts));
-    items.extend(model::sparse_gradients(device, parts));
+    let sparse = model::sparse_gradients(device, parts);
+    let of_tables = sparse.as_ref().map(Item::most);
+    items.extend(sparse);
     items.extend(model::optimizer(device, parts, oom));
     items.extend(model::precision(device, parts, oom));
     items.extend(model::gradient_buckets(device, parts));
@@ -69,6 +71,8 @@ fn of_parts(report: &Report<'_>, device: &Device, parts: &Parts<'_>, oom: Option
     // Fewer bits for the whole model may cost accuracy, so the parameters alone decide how early that is advised.
     let rank = |item: &Item| match item.kind {
         Kind::ParameterPrecision if has_forward_pass(report) => item.most().min(parts.parameters / 2),
+        // It excludes sparse gradients, which are exact.
+        Kind::OptimizerState => item.most().min(of_tables.unwrap_or(i64::MAX)),
         _ => item.most(),
     };
     items.sort_by_key(|item| (!is_first(item), Reverse(rank(item))));

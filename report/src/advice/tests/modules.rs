@@ -133,7 +133,7 @@ fn parameters_with_few_bits_do_not_become_smaller() {
 
 #[test]
 fn large_tables_of_which_a_batch_uses_few_rows_need_sparse_gradients() {
-    let found = |tables: &str, rows: i64| {
+    let found_in = |phase: Phase, tables: &str, rows: i64| {
         let held = [
             (Role::Parameter, "Net/table/weight", 5),
             (Role::Gradient, "Net/table/weight", 5),
@@ -142,6 +142,7 @@ fn large_tables_of_which_a_batch_uses_few_rows_need_sparse_gradients() {
         ];
         let mut run = holding(&held);
         run.devices[0].details.iterations.rows.clear();
+        run.devices[0].details.ooms[0].phase = phase.name().map(Into::into);
         let bytes = 5 * GIB;
         let tables = tables.replace("ALL", &bytes.to_string());
         let models = format!("Net\tfloat32\t{bytes}\t{bytes}\t{bytes}{tables}\n\tfloat32\t9\t0\t0");
@@ -157,7 +158,10 @@ fn large_tables_of_which_a_batch_uses_few_rows_need_sparse_gradients() {
         let kinds = [Kind::SparseGradients, Kind::OptimizerState];
         (items(&run)[0].kind, kinds.map(|kind| of_kind(&run, kind).is_some()))
     };
+    let found = |tables: &str, rows: i64| found_in(Phase::Forward, tables, rows);
     assert_eq!(found("\tALL\t0", 1), (Kind::SparseGradients, [true, true]));
+    let in_first_step = found_in(Phase::Optimizer, "\tALL\t0", 1);
+    assert_eq!(in_first_step, (Kind::SparseGradients, [true, true]), "8-bit state has no temporaries either");
     assert_eq!(found("\tALL\t0", 3).1, [false, true], "most rows");
     assert_eq!(found("\t0\tALL", 1).1, [false, false], "sparse gradients, which 8-bit state does not take");
     assert_eq!(found("", 1).1, [false, true], "an older agent");
