@@ -118,27 +118,31 @@ pub(crate) fn suggestions(report: &Report<'_>) -> Option<String> {
     (count > 0).then(|| plural(count as u64, "suggestion"))
 }
 
-/// Returns a line on the advice for a program that fits and has no finding: the largest saving by a change that costs nothing, or else
-/// by one with a small price, or else the first advice for a device that is nearly full.
+/// Returns a line on the advice. For a program that fits and has no finding: the largest saving by a change that costs nothing, or else
+/// by one with a small price, or else the first advice for a device that is nearly full. Otherwise: the first advice.
 pub fn saving_line(report: &Report<'_>) -> Option<String> {
     let found = Findings::of(report);
-    let is_well = matches!(found.outcome, Outcome::Ended | Outcome::Running);
-    let has_finding = found.findings.iter().any(|finding| finding.kind != findings::Kind::Losses);
-    if !is_well || has_finding {
-        return None;
-    }
     let advised = own_advice(report);
     let why = match advised.len() {
         0 | 1 => "gpumemctl why".to_owned(),
         count => format!("gpumemctl why: {}", plural(count as u64, "suggestion")),
     };
+    let first = |heading| {
+        // The finding on a limit has its change.
+        let first = advised.first().filter(|item| item.kind != Kind::PoolLimit);
+        first.map(|item| item.line(heading, &why))
+    };
+    let is_well = matches!(found.outcome, Outcome::Ended | Outcome::Running);
+    if !is_well || found.findings.iter().any(|finding| finding.kind != findings::Kind::Losses) {
+        return first("first change");
+    }
     let cheap = report.run.devices.iter().flat_map(|device| composition::cheap(report, device));
     match cheap.max_by_key(|item| (item.is_free(), item.most())) {
         Some(item) => {
             let heading = if item.is_free() { "free to save" } else { "could save" };
             Some(item.line(heading, &why))
         }
-        None => advised.first().map(|item| item.line("memory is short", &why)),
+        None => first("memory is short"),
     }
 }
 

@@ -196,6 +196,13 @@ fn report_points_to_a_saving_that_costs_nothing() {
 }
 
 #[test]
+fn report_with_a_finding_has_the_first_change() {
+    let run = fragmented(&[]);
+    let line = saving_line(&Report::new(&run, Groupings::default(), None)).expect("a line");
+    assert!(line.starts_with("first change: Set PYTORCH_CUDA_ALLOC_CONF="), "{line}");
+}
+
+#[test]
 fn report_of_a_device_that_is_nearly_full_has_the_number_of_suggestions() {
     let held = [
         (Role::Parameter, "Net/a", 4),
