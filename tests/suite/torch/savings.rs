@@ -201,8 +201,8 @@ impl Planted {
         let mut job = Job::start(&mut command);
         until(300, self.name, || (!job.is_running()).then_some(()));
         job.end();
-        let figures = job.said.iter().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-        let figures = figures.filter(|figures| figures["allocated"].is_i64()).next_back();
+        let mut figures = job.said.iter().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let figures = figures.rfind(|figures| figures["allocated"].is_i64());
         let figures = figures.unwrap_or_else(|| panic!("{}: {:#?}", self.name, job.said));
         (job, figures)
     }
