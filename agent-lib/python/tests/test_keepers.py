@@ -2,9 +2,11 @@
 
 python3 -m unittest discover -s agent-lib/python/tests"""
 
+import functools
 import gc
 import pathlib
 import sys
+import threading
 import time
 import unittest
 import weakref
@@ -14,6 +16,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from gpumem.torch import _keepers  # noqa: E402
 from gpumem.torch._keepers import Held, find  # noqa: E402
+from gpumem.torch._objects import count_references  # noqa: E402
 
 
 class Tensor:
@@ -77,7 +80,7 @@ def all_tensors():
 
 def rows(seconds=60.0):
     found = all_tensors()
-    return find(found, (Derived,), time.thread_time() + seconds)
+    return find(found, (Derived,), time.monotonic() + seconds)
 
 
 def names(seconds=60.0):
@@ -254,17 +257,122 @@ class Harmless(unittest.TestCase):
         self.assertEqual(rows(seconds=-1.0), [])
         many = [[number] for number in range(1_000_000)]
         found = all_tensors()
-        begun = time.thread_time()
+        begun = time.monotonic()
         (row,) = find(found, (), begun + 0.01) or [None]
         del many
         THINGS = None
-        self.assertLess(time.thread_time() - begun, 5.0)
+        self.assertLess(time.monotonic() - begun, 5.0)
         self.assertIsNone(row)
+
+    def test_no_code_of_the_program_runs(self):
+        global THINGS
+        called = []
+
+        class Kind(type):
+            def __getattribute__(self, name):
+                called.append("Kind." + name)
+                return super().__getattribute__(name)
+
+        class Proxy(metaclass=Kind):
+            def __getattribute__(self, name):
+                called.append("Proxy." + name)
+                return super().__getattribute__(name)
+
+        class Variables(dict):
+            def items(self):
+                called.append("Variables.items")
+                return super().items()
+
+        class Callable:
+            def __call__(self, number):
+                return tensors()
+
+            def __getattr__(self, name):
+                called.append("Callable." + name)
+                raise AttributeError(name)
+
+        proxy, store = Proxy(), Store(None)
+        object.__setattr__(proxy, "kept", tensors())
+        store.__dict__ = Variables(kept=tensors())
+        function = Callable()
+        function.__dict__["__name__"] = function.__dict__["__qualname__"] = "answer"
+        cached = functools.lru_cache()(function)
+        cached(1)
+        THINGS = [proxy, store, cached]
+        del proxy, store, function, cached
+        called.clear()
+        found = rows()
+        self.assertEqual(called, [])
+        self.assertGreaterEqual(len(found), 1)
+        THINGS = None
+
+    def scanned(self, scan):
+        """Calls the observer, with this function in place of the scan. Returns whether it ran."""
+        keepers, torch = _keepers.Keepers(), sys.modules.get("torch")
+        keepers._scan = scan
+        sys.modules["torch"] = torch
+        try:
+            keepers.on_failure(0, 1, 2, 3)
+        finally:
+            if torch is None:
+                del sys.modules["torch"]
+        return keepers.left < _keepers.SCANS
+
+    def test_errors_of_signal_handlers_reach_the_program(self):
+        def handler():
+            raise TimeoutError("of the program")
+
+        other = type(handler)(handler.__code__, {"__name__": "program", "TimeoutError": TimeoutError})
+        with self.assertRaises(TimeoutError):
+            self.scanned(lambda torch: other())
+        self.assertTrue(gc.isenabled())
+
+    def test_no_other_thread_and_no_collection_runs_during_a_scan(self):
+        count, ended, seen, interval = [0], threading.Event(), [], sys.getswitchinterval()
+
+        def work():
+            while not ended.is_set():
+                count[0] += 1
+
+        def scan(torch):
+            before, collections = count[0], gc.get_stats()
+            kept = [[number] for number in range(100_000)]
+            end = time.monotonic() + 0.1
+            while time.monotonic() < end:
+                pass
+            seen.append((before == count[0], collections == gc.get_stats(), len(kept)))
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        try:
+            self.assertTrue(self.scanned(scan))
+        finally:
+            ended.set()
+            thread.join()
+        self.assertEqual(seen, [(True, True, 100_000)])
+        self.assertEqual((sys.getswitchinterval(), gc.isenabled()), (interval, True))
+
+    def test_a_traced_program_is_not_scanned(self):
+        sys.setprofile(lambda *_: None)
+        try:
+            self.assertFalse(self.scanned(lambda torch: None))
+        finally:
+            sys.setprofile(None)
+
+    def test_references_are_counted_without_code_of_the_program(self):
+        class Long(list):
+            def __len__(self):
+                raise RuntimeError
+
+        kept = [Long(), [None] * 1_000_000]
+        with_it = count_references()
+        del kept
+        self.assertGreaterEqual(with_it - count_references(), 900_000)
 
     def test_failed_scans_stay_silent_and_few(self):
         calls = []
         keepers = _keepers.Keepers()
-        keepers._scan = lambda torch: calls.append(1) or 1 / 0
+        keepers._scan = lambda torch: calls.append(1) or _keepers._place(None)
         sys.modules.setdefault("torch", None)
         for _ in range(10):
             keepers.on_failure(0, 1, 2, 3)

@@ -16,6 +16,8 @@ const SAME_SHARE: f64 = 0.05;
 const TOO_MANY: f64 = 2.5;
 /// Minimum bytes of a keeper's tensors, as a share of the growth, from which it explains the growth.
 const KEEPER_SHARE: f64 = 0.5;
+/// Minimum number of a keeper's tensors with graphs from which the graphs may explain growth: a step has several outputs.
+const LEAST_GRAPHS: u64 = 16;
 /// Clue to memory of many modules that grows in few steps: a step that fails keeps the memory of its frames.
 const EXCEPTIONS: &str = "outputs of many of its modules in the minority of the steps, as when exceptions of failed steps are kept";
 
@@ -49,7 +51,7 @@ pub(super) fn with_clues(
 /// graph keeps are not counted.
 pub(super) fn keeper(oom: &Oom, bytes: i64, is_of_graphs: bool) -> Option<&Keeper> {
     let has_much = |keeper: &&Keeper| keeper.bytes as f64 >= bytes as f64 * KEEPER_SHARE;
-    let with_graphs = oom.keepers.iter().filter(|keeper| is_of_graphs && keeper.with_graph > 0);
+    let with_graphs = oom.keepers.iter().filter(|keeper| is_of_graphs && keeper.with_graph >= LEAST_GRAPHS);
     oom.keepers.iter().find(has_much).or_else(|| with_graphs.max_by_key(|keeper| keeper.with_graph))
 }
 

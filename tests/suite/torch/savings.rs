@@ -85,7 +85,10 @@ const INPUTS: Width =
 const PLANTED: [Planted; 52] = [
     file("accumulate.py", "18G", "retained_tensors"),
     Planted { before: Before::Needed, ..file("adam_temp.py", "24G", "optimizer_temporaries") },
-    file("eval_grad.py", "12G", "evaluation_gradients"),
+    Planted {
+        width: Some("the outputs of two modules may be needed"),
+        ..file("eval_grad.py", "12G", "evaluation_gradients")
+    },
     file("feature_hooks.py", "80G", "retained_tensors"),
     file("preds.py", "80G", "retained_tensors"),
     file("restarts.py", "80G", "retained_tensors"),
@@ -128,7 +131,7 @@ const PLANTED: [Planted; 52] = [
         ..planted("gradients_cleared_late", "kept_gradients")
     },
     Planted { before: Before::UntilThere, width: INPUTS, ..planted("batch_too_large", "checkpointing") },
-    Planted { before: Before::Needed, ..planted("long_batch_too_large", "outlier_batch") },
+    Planted { before: Before::UntilThere, ..planted("long_batch_too_large", "outlier_batch") },
     Planted {
         before: Before::UntilThere,
         width: Some("before the first forward pass, the type of the elements is unknown"),

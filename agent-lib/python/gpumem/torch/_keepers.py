@@ -12,22 +12,32 @@ import gc
 import sys
 import time
 from collections import deque
-from types import CellType, FrameType, FunctionType, GetSetDescriptorType, MemberDescriptorType, TracebackType
+from types import (
+    CellType,
+    FrameType,
+    FunctionType,
+    GetSetDescriptorType,
+    MappingProxyType,
+    MemberDescriptorType,
+    TracebackType,
+)
 from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 
 from ._agent import functions, text
-from ._objects import classes, count_objects, instances, referenced
+from ._objects import classes, count_objects, count_references, instances, referenced
 from ._variables import Name, Running, file_of, function_of, global_names
 
 #: Failed requests of a process after which objects are scanned.
 SCANS = 3
-#: Seconds of the thread's processor time after which a scan begins no further pass over all objects. A pass takes 0.1 to 0.3 s
-#: for a million objects.
+#: Seconds after which a scan begins no further pass over all objects, and counts no further. A pass takes 0.1 to 0.3 s for a
+#: million objects.
 BUDGET = 1.0
+#: Maximum interval at which the program lets threads change, in seconds; see `_Alone`.
+_SLOWEST_SWITCH = 0.05
 #: Number of times to wait shortly until the program has initialised CUDA.
 _TRIES = 20
-#: Maximum number of tracked objects.
-_MOST_OBJECTS = 4_000_000
+#: Maximum number of tracked objects, and of references from lists, tuples, dicts and sets.
+_MOST_OBJECTS, _MOST_REFERENCES = 4_000_000, 20_000_000
 #: Tensors from which references are followed: among all by bytes, and among those with a graph.
 _SAMPLES = 8
 #: Objects that the interpreter itself has frozen (375 in Python 3.12) are fewer.
@@ -36,7 +46,11 @@ _OWN_FROZEN = 1_000
 #: are counted for a name; of names that are reported.
 _DEEPEST, _WIDEST, _MOST_COUNTED, _ROWS = 10, 24, 300_000, 5
 #: Maximum number of sums that are reported, and of their summands that are counted; maximum bytes of a tensor with one value.
-_SUMS, _MOST_SUMMANDS, _SCALAR = 2, 100_000, 8
+_SUMS, _MOST_SUMMANDS, _SCALAR = 2, 20_000, 8
+#: A sum of fewer tensors is the loss of one step: one of several outputs, or layers.
+_LEAST_SUMMANDS = 16
+#: Number of objects that are counted between two looks at the clock.
+_CHECKED = 256
 #: A variable with fewer tensors is not a store: a batch, the outputs of a step.
 _LEAST_TENSORS = 4
 #: Maximum length of a name, in characters.
@@ -110,8 +124,12 @@ def _attributes(thing: Any) -> Any:
 
 
 def _key(variables: Any, value: Any) -> str:
-    """Returns the name of a value in a dict of variables."""
-    names = [name for name, other in list(variables.items()) if other is value]
+    """Returns the name of a value in a dict of variables, or in those of a class."""
+    kind = type(variables)
+    if not issubclass(kind, dict) and kind is not MappingProxyType:
+        return ""
+    items = dict.items(variables) if issubclass(kind, dict) else variables.items()
+    names = [name for name, other in list(items) if other is value]
     return names[0] if names and type(names[0]) is str else ""
 
 
@@ -130,7 +148,7 @@ def _slot(thing: Any, value: Any) -> str:
 
 def _only_leads(kind: type) -> bool:
     """Returns whether objects of this kind have no name of their own: they are built into the interpreter, or group others."""
-    is_builtin = not kind.__flags__ & _HEAP_TYPE or _class_text(kind, "__module__") in _BUILTIN
+    is_builtin = not type.__dict__["__flags__"].__get__(kind) & _HEAP_TYPE or _class_text(kind, "__module__") in _BUILTIN
     return is_builtin or issubclass(kind, _GROUPS)
 
 
@@ -151,6 +169,9 @@ class Search:
         #: Kinds of instances of which a store has many.
         self.members: Set[type] = set()
 
+    def is_late(self) -> bool:
+        return time.monotonic() > self.deadline
+
     def follow(self, tensors: List[Any]) -> None:
         """Finds the names that lead to these tensors; empties the list."""
         level = [_Node(tensor, None) for tensor in tensors]
@@ -161,7 +182,7 @@ class Search:
         for _ in range(_DEEPEST):
             if not level:
                 return
-            if time.thread_time() > self.deadline:
+            if self.is_late():
                 break
             new = [node for node in self._above(level[:_WIDEST]) if id(node.thing) not in seen]
             seen.update(id(node.thing) for node in new)
@@ -190,7 +211,7 @@ class Search:
             named = self._name(node)
             if named is None:
                 left.append(node)
-            elif type(node.thing) is FunctionType or isinstance(node.thing, type) or named[0].kind != "attribute":
+            elif type(node.thing) is FunctionType or issubclass(type(node.thing), type) or named[0].kind != "attribute":
                 self._store(*named)
             else:
                 owners.setdefault(named[0], []).append((node, named[1]))
@@ -218,11 +239,13 @@ class Search:
         """Returns the names of tensors that are sums of many tensors with graphs, such as `total = total + loss`."""
         found = []
         for name, tensor in self.single.items():
+            if len(found) >= _SUMS or self.is_late():
+                break
             count = _summands(tensor) if self.table[id(tensor)].bytes <= _SCALAR else 0
-            if count >= _LEAST_TENSORS:
+            if count >= _LEAST_SUMMANDS:
                 size = self.table[id(tensor)].bytes
                 found.append(Row(name, type(tensor).__name__, 1, size, count, False, self.is_partial, True))
-        return found[:_SUMS]
+        return found
 
     def _name(self, node: _Node) -> Optional[Tuple[Name, _Node]]:
         """Returns the name that an object gives to one below it; `None` if it only leads to a name."""
@@ -234,7 +257,8 @@ class Search:
         if kind is FunctionType:
             return self._name_of_function(thing, below)
         if _is_lru_cache(kind):
-            code = getattr(_attributes(thing).get("__wrapped__"), "__code__", None)
+            wrapped = _attributes(thing).get("__wrapped__")
+            code = wrapped.__code__ if type(wrapped) is FunctionType else None
             function, place = (function_of(code), _place(code)) if code is not None else ("", "")
             return Name("cache", "", function, place), node
         is_class = issubclass(kind, type)
@@ -294,7 +318,7 @@ class Search:
             thing = waiting.pop()
             if id(thing) in seen or id(thing) in self.globals or id(thing) in self.running.frames:
                 continue
-            if len(seen) >= _MOST_COUNTED:
+            if len(seen) >= _MOST_COUNTED or (len(seen) % _CHECKED == 0 and self.is_late()):
                 return held, in_traceback, True
             seen.add(id(thing))
             kind = type(thing)
@@ -347,10 +371,8 @@ def find(tensors: List[Tuple[Any, Held]], links: Tuple[type, ...], deadline: flo
     kinds = {id(type(tensor)): type(tensor) for tensor, _ in tensors}
     tensors.clear()
     search = Search(table, links, deadline)
-    # Most tensors of a graph are kept by the graph alone, which is no Python object.
     local = search.running.names.keys() & table.keys()
-    kept = referenced(set(table)) | local
-    chosen = _samples(table, [address for address in table if address in kept])
+    chosen = _samples(table, list(table))
     # A sum of losses is one tensor among all those of its graphs.
     scalars = [address for address in local if table[address].has_graph and table[address].bytes <= _SCALAR]
     chosen.update(scalars[:_SAMPLES])
@@ -359,7 +381,10 @@ def find(tensors: List[Tuple[Any, Held]], links: Tuple[type, ...], deadline: flo
 
 
 def _tensors(torch: Any) -> List[Tuple[Any, Held]]:
-    """Returns the tensors on GPUs, except those of models, gradients and optimizers."""
+    """Returns the tensors on GPUs that Python objects refer to, except those of models, gradients and optimizers."""
+    # Most tensors of a graph are kept by the graph alone, and end with it on any thread.
+    plain_addresses = set(map(id, instances([torch.Tensor])))
+    kept = referenced(plain_addresses) | (Running().names.keys() & plain_addresses)
     modules, optimizers = classes(torch.nn.Module), classes(torch.optim.Optimizer)
     objects = instances([torch.Tensor, torch.nn.Parameter, *modules, *optimizers])
     of_modules, of_optimizers = set(map(id, modules)), set(map(id, optimizers))
@@ -369,7 +394,8 @@ def _tensors(torch: Any) -> List[Tuple[Any, Held]]:
         for thing in objects:
             kind = type(thing)
             if kind is torch.Tensor:
-                plain.append(thing)
+                if id(thing) in kept:
+                    plain.append(thing)
             elif kind is torch.nn.Parameter:
                 known += [thing, thing._grad] if thing.is_leaf else [thing]
             elif id(kind) in of_modules:
@@ -398,7 +424,10 @@ def _held(tensor: Any) -> Optional[Held]:
         if not tensor.is_cuda:
             return None
         storage = tensor.untyped_storage()
-        return Held(storage._cdata, storage.nbytes(), tensor.requires_grad and not tensor.is_leaf)
+        size = storage.nbytes()
+        if type(size) is not int:  # of a compiler: it would note each comparison
+            return None
+        return Held(storage._cdata, size, tensor.requires_grad and not tensor.is_leaf)
     except Exception:  # of a transform, or of a compiler
         return None
 
@@ -408,8 +437,46 @@ def _tensor_kinds() -> Tuple[type, ...]:
     return torch.Tensor, torch.nn.Parameter
 
 
-def _has_gil() -> bool:
-    return bool(getattr(sys, "_is_gil_enabled", lambda: True)())
+def _may_scan() -> bool:
+    """Returns whether a scan disturbs nobody: other threads wait for the GIL, and no function of the program sees each call."""
+    has_gil = bool(getattr(sys, "_is_gil_enabled", lambda: True)())
+    is_seen = sys.gettrace() is not None or sys.getprofile() is not None
+    return has_gil and not is_seen and sys.getswitchinterval() <= _SLOWEST_SWITCH
+
+
+class _Alone:
+    """Keeps other threads and the garbage collector from running during a scan.
+
+    The scan refers to objects of other threads. A tuple under construction with a second reference raises SystemError when its
+    constructor resizes it, and objects that other threads drop would end here.
+    """
+
+    def __init__(self) -> None:
+        self.interval = sys.getswitchinterval()
+        self.collects = gc.isenabled()
+
+    def __enter__(self) -> None:
+        sys.setswitchinterval(BUDGET)
+        # A thread that waits already asks for the GIL after the old interval. It gets it now, while nothing is held.
+        end = time.monotonic() + 2 * self.interval
+        while time.monotonic() < end:
+            pass
+        self.collects = gc.isenabled()
+        gc.disable()
+
+    def __exit__(self, *_: Any) -> None:
+        if self.collects:
+            gc.enable()
+        sys.setswitchinterval(self.interval)
+
+
+def _is_own(error: BaseException) -> bool:
+    """Returns whether an error was raised by the scan, and not by a signal handler of the program."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    module = trace.tb_frame.f_globals.get("__name__") if trace is not None else __name__
+    return type(module) is str and module.partition(".")[0] in ("gpumem", "torch")
 
 
 class Keepers:
@@ -438,16 +505,19 @@ class Keepers:
 
     def on_failure(self, *_: Any) -> None:
         """Scans objects after a failed request, and reports the names that keep tensors."""
-        if self.left > 0 and _has_gil():
+        if self.left > 0 and _may_scan():
             self.left -= 1
             try:
-                self._scan(sys.modules["torch"])
-            except Exception:
-                pass
+                with _Alone():
+                    self._scan(sys.modules["torch"])
+            except Exception as error:
+                if not _is_own(error):
+                    # Without the frames of the scan, whose variables refer to objects of the program.
+                    raise error.with_traceback(None)
 
     def _scan(self, torch: Any) -> None:
-        deadline = time.thread_time() + BUDGET
-        if count_objects() <= _MOST_OBJECTS:
+        deadline = time.monotonic() + BUDGET
+        if count_objects() <= _MOST_OBJECTS and count_references() <= _MOST_REFERENCES:
             tensors = _tensors(torch)
             with torch._C.DisableTorchFunction():
                 rows = find(tensors, (torch.Tensor,), deadline)

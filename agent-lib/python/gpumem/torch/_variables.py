@@ -109,7 +109,7 @@ def global_names() -> Dict[int, str]:
     """Returns the file, or else the name, of each Python module by the address of the dict with its variables."""
     found: Dict[int, str] = {}
     for name, module in list(sys.modules.items()):
-        if isinstance(module, ModuleType) and type(name) is str:
+        if issubclass(type(module), ModuleType) and type(name) is str:
             variables = ModuleType.__dict__["__dict__"].__get__(module)
             if type(variables) is dict:
                 found.setdefault(id(variables), file_of(variables.get("__file__")) or name)

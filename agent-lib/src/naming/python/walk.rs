@@ -104,7 +104,8 @@ impl<M: Memory> Reader<'_, M> {
 
     #[inline(always)]
     pub(crate) fn local(&self, frame: Pointer, slot: u16) -> Option<u64> {
-        Some(self.memory.word(frame, self.layout.locals + slot * 8)? & self.layout.mask)
+        let at = slot.checked_mul(8)?.checked_add(self.layout.locals)?;
+        Some(self.memory.word(frame, at)? & self.layout.mask)
     }
 
     /// Whether the interpreter made the frame for itself, without Python code.

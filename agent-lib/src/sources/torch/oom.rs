@@ -101,7 +101,7 @@ impl Core {
     /// lies in the memory for names, so it survives the end of the process.
     #[cold]
     pub(crate) fn report_keepers(&self, thread: &Thread, lines: &[u8]) {
-        let oom_seq = thread.torch.failed_seq.load(Relaxed);
+        let oom_seq = thread.torch.failed_seq.swap(0, Relaxed);
         let keepers = String::from_utf8_lossy(lines);
         let body = Body::Keepers { oom_seq, keepers: &keepers };
         self.recorder.names.add(&Record { stamp: self.recorder.stamp(), body });
