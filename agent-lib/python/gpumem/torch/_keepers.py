@@ -21,7 +21,7 @@ from types import (
     MemberDescriptorType,
     TracebackType,
 )
-from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set, Tuple
 
 from ._agent import functions, text
 from ._objects import classes, count_objects, count_references, instances, referenced
@@ -237,7 +237,7 @@ class Search:
 
     def sums(self) -> List[Row]:
         """Returns the names of tensors that are sums of many tensors with graphs, such as `total = total + loss`."""
-        found = []
+        found: List[Row] = []
         for name, tensor in self.single.items():
             if len(found) >= _SUMS or self.is_late():
                 break
@@ -354,7 +354,12 @@ def _place(code: Any) -> str:
 def _samples(table: Dict[int, Held], addresses: List[int]) -> Set[int]:
     """Returns tensors at equal distances in the sum of all bytes, among those with a graph, and among losses."""
     chosen: Set[int] = set()
-    for weigh in (lambda held: held.bytes, lambda held: held.has_graph, lambda held: held.has_graph and held.bytes <= _SCALAR):
+    weights: Tuple[Callable[[Held], int], ...] = (
+        lambda held: held.bytes,
+        lambda held: held.has_graph,
+        lambda held: held.has_graph and held.bytes <= _SCALAR,
+    )
+    for weigh in weights:
         whole = sum(weigh(table[address]) for address in addresses)
         passed = taken = 0
         for address in addresses:

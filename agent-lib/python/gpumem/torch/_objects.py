@@ -44,7 +44,8 @@ def count_references() -> int:
     taking = map(things.extend, map(gc.get_objects, (None,)))
     counted = map(sum, (map(len, compress(things, map(wanted.__contains__, map(id, map(type, things))))),))
     letting_go = starmap(things.clear, ((),))
-    return int(list(chain(taking, counted, letting_go))[1])
+    steps: List[Any] = list(chain(taking, counted, letting_go))
+    return int(steps[1])
 
 
 def referenced(addresses: Set[int]) -> Set[int]:
@@ -54,7 +55,8 @@ def referenced(addresses: Set[int]) -> Set[int]:
     # With address 0, which no object has, the search never ends early; iterators that are not at their end would keep objects.
     found = map((addresses | {0}).intersection, (map(id, chain.from_iterable(map(gc.get_referents, things))),))
     letting_go = starmap(things.clear, ((),))
-    return set(list(chain(taking, found, letting_go))[1])
+    steps: List[Any] = list(chain(taking, found, letting_go))
+    return set(steps[1])
 
 
 def children(module: Any) -> Iterator[Tuple[str, Any]]:

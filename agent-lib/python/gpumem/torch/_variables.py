@@ -110,7 +110,7 @@ def global_names() -> Dict[int, str]:
     found: Dict[int, str] = {}
     for name, module in list(sys.modules.items()):
         if issubclass(type(module), ModuleType) and type(name) is str:
-            variables = ModuleType.__dict__["__dict__"].__get__(module)
+            variables = vars(ModuleType)["__dict__"].__get__(module)
             if type(variables) is dict:
                 found.setdefault(id(variables), file_of(variables.get("__file__")) or name)
     return found
