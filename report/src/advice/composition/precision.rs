@@ -5,7 +5,7 @@ use super::cells::is_role;
 use super::parts::Parts;
 use crate::{Report, names};
 use gpumem_model::names::Named;
-use gpumem_model::run::{Cell, Class, Device, Oom};
+use gpumem_model::run::{Amounts, Cell, Class, Device, Oom};
 use gpumem_model::units::signed;
 use gpumem_wire::{Phase, Role};
 use std::collections::BTreeMap;
@@ -35,6 +35,14 @@ fn copy<'r>(tags: &BTreeMap<&'r str, i64>) -> Option<(&'r str, i64, &'r str)> {
     is_twice(bytes, output).then_some((line, bytes, module))
 }
 
+/// Returns whether all of a line's bytes have one role. Two tensors with the type of the output, such as a rearranged copy and a
+/// result that is kept for the backward pass, have as many bytes as one copy in float32.
+fn is_one_cell(report: &Report<'_>, amounts: &Amounts, line: &str, bytes: i64) -> bool {
+    let is_same = |of_cell: i64| bytes.abs_diff(of_cell) as f64 <= bytes as f64 * SAME_SHARE;
+    let is_of_line = |cell: &Cell| is_of_pass(cell) && cell.tag.as_deref() == Some(line);
+    amounts.iter().any(|(cell, of_cell)| is_same(*of_cell) && report.cell(*cell).is_some_and(is_of_line))
+}
+
 /// Returns the change for a line with twice the bytes of a module's output, if the parameters have 16 bits: a copy in 32 bits. With
 /// float32 parameters, autocast makes such copies itself.
 pub(super) fn copy_of_output(
@@ -53,6 +61,9 @@ pub(super) fn copy_of_output(
     let is_held = |line: &str, bytes: i64| now.get(line) == Some(&bytes);
     let (line, bytes, module) =
         [&now, &peak].into_iter().find_map(copy).filter(|(line, bytes, _)| is_held(line, *bytes))?;
+    if !is_one_cell(report, at_oom.unwrap_or(&device.peak.amounts), line, bytes) {
+        return None;
+    }
     let asked = oom.map_or(0, |oom| signed(oom.asked_bytes));
     // A request of the same size is made of the copy.
     let of_request = if is_twice(bytes, asked / 2) { asked / 2 } else { 0 };

@@ -108,6 +108,7 @@ fn formulas_of_pairs_and_own_operations_of_modules_are_named() {
     assert_eq!(pairs(2, 6), Some((Kind::FusedOperation, [0, 8])));
     assert_eq!(pairs(4, 6), None, "other tensors");
     assert_eq!(pairs(3, 3), None, "the gradient of a loss");
+    assert_eq!(pairs(2, 4), None, "the gradients of F.cross_entropy and of its log_softmax()");
     // Two layers whose own operations keep `own` GiB, and those inside of them 1 GiB; the parameter `name` beside theirs.
     let masks = |own: i64, name: &str| {
         let parameters = ["Net/h.0/attn/qkv/weight", "Net/h.1/attn/qkv/weight", name];
@@ -159,6 +160,18 @@ fn copy_of_an_output_in_float32_has_twice_its_bytes() {
     assert_eq!(advised("bfloat16", 8), Some((Kind::OutputCopy, [8; 2])));
     assert_eq!(advised("bfloat16", 6), None, "not twice as much");
     assert_eq!(advised("float32", 8), None, "autocast makes copies itself");
+    let mut rearranged = fitting(&[
+        (Role::Parameter, "Net/a", 4),
+        (Role::Activation, "Net/head", 4),
+        (Role::Activation, LINE, 4),
+        (Role::Temporary, LINE, 4),
+    ]);
+    rearranged.process.claims.insert("models".into(), "Net\tbfloat16\t9\t9\t9".into());
+    assert_eq!(
+        first(&rearranged),
+        None,
+        "two tensors with the bytes of the output, as of reshape() and log_softmax()"
+    );
 }
 
 #[test]
