@@ -37,8 +37,8 @@ pub(crate) struct Roles {
     pub optimizer_temporary: i64,
     /// The same of a backward pass; `None` before the first one has ended.
     pub backward_temporary: Option<i64>,
-    /// Whether a block was allocated outside of the backward pass since that allocated its last block, so that the next one begins
-    /// another pass.
+    /// Whether a thread that waits for the backward pass has allocated a block since the pass allocated its last one, so that the next
+    /// one begins another pass.
     pub is_backward_over: bool,
     /// Threads whose last block was allocated outside of modules.
     pub outside_threads: Threads,
@@ -48,6 +48,10 @@ pub(crate) struct Roles {
     /// Threads that ran forward passes, and threads that ran backward passes; a thread can be in both.
     pub forward_threads: Threads,
     pub backward_threads: Threads,
+    /// The thread that made the last block of a forward pass; 0 if there is none.
+    pub forward_thread: u32,
+    /// The thread that was last seen to call `backward()`; 0 if there is none.
+    pub caller: u32,
     /// The thread that made the first block of the backward pass in progress, if no other thread has made one since; else 0.
     pub backward_caller: u32,
     /// For each workspace size: whether a parameter of that size exists.
@@ -132,8 +136,16 @@ impl Roles {
             self.backward_caller = caller;
         } else {
             self.backward_threads.remove(caller);
+            self.caller = if caller == 0 { self.caller } else { caller };
         }
         self.backward_threads.note(thread);
+    }
+
+    /// Whether a thread may wait for the backward pass in progress: it ran the last forward pass. Without modules, it has called
+    /// `backward()`; if no thread is known to have, it may be any.
+    pub fn may_wait_for_backward(&self, thread: u32) -> bool {
+        let waiting = if self.forward_thread == 0 { self.caller } else { self.forward_thread };
+        waiting == 0 || waiting == thread
     }
 
     /// Counts a forward pass that begins. Returns whether the passes before it are not for training: there were more of them than

@@ -4,7 +4,7 @@
 //! |---|---|---|---|
 //! | forward | the beginning of backward, or of the optimizer | activation | temporary |
 //! | forward without backward | the beginning of the next forward pass | unknown | temporary |
-//! | backward | its end: the next block that a thread of forward passes makes outside, the beginning of the optimizer, or of the next forward pass | gradient | temporary |
+//! | backward | its end: the next block that the thread of the last forward pass makes outside, the beginning of the optimizer, or of the next forward pass | gradient | temporary |
 //! | optimizer | its end | optimizer state | temporary |
 //! | no phase, between two steps | the beginning of forward | input | temporary |
 //! | evaluation | the beginning of the next forward pass, or training | unknown | temporary |
@@ -21,7 +21,8 @@
 //! recomputation of activation checkpointing, and counts as backward. A block without a phase belongs to the forward pass in
 //! progress, because loss code is in no module. Such a block belongs to the backward pass in progress if its thread has run only
 //! backward passes, because the end of a backward pass runs outside its nodes. (The thread that calls `backward()` makes the first
-//! gradient, and is none of these.) The agent gives blocks of the closure of an
+//! gradient, and is none of these.) Threads that neither ran the last forward pass nor called `backward()`, such as one that
+//! prefetches batches, do not wait for the backward pass, so their blocks do not end it. The agent gives blocks of the closure of an
 //! optimizer's step the phase `Between`, so they do not belong to the optimizer. A `Step` ends all phases.
 //!
 //! **Forward passes.** One begins when a thread that allocated outside of modules allocates in a module. Under `torch.no_grad()` a
@@ -101,7 +102,8 @@ impl Holdings {
 
     /// Handles a failed request. Blocks that are live now keep their roles if the program frees them before their phase ends. If
     /// an optimizer has allocated more than the temporary bytes of earlier steps, its oldest blocks are the state of a new
-    /// optimizer. In the same way the oldest blocks of a backward pass may be gradients, so they have no role. The blocks of the first forward pass are activations, because no pass has ended that could have kept results.
+    /// optimizer. If a backward pass has, its oldest blocks may be gradients, so their role becomes unknown. The blocks of the
+    /// first forward pass are activations, because no pass has ended that could have kept results.
     pub fn note_failure(&mut self, book: u8, seq: u64) {
         let roles = &mut self.roles[usize::from(book)];
         roles.failed_seq = seq;
@@ -174,6 +176,7 @@ impl Holdings {
                     Phase::Backward
                 } else {
                     roles.forward_threads.note(stamp.thread);
+                    roles.forward_thread = stamp.thread;
                     Phase::Forward
                 }
             }
@@ -199,12 +202,12 @@ impl Holdings {
         list_of(phase)
     }
 
-    /// Handles a block that a thread makes outside of the backward pass in progress. A thread that runs forward passes waits for the
-    /// backward pass, so that is over, and what is left of it are gradients.
+    /// Handles a block that a thread makes outside of the backward pass in progress. If the thread waits for the pass, that is over.
+    /// If it also ran the forward pass, what is left of the backward pass are gradients.
     fn end_backward(&mut self, book: u8, thread: u32) {
         let roles = &mut self.roles[usize::from(book)];
-        roles.is_backward_over = true;
-        if roles.forward_threads.has(thread) && !roles.undecided.is_empty(List::Backward) {
+        roles.is_backward_over |= roles.may_wait_for_backward(thread);
+        if roles.forward_thread == thread && !roles.undecided.is_empty(List::Backward) {
             self.end_list(book, List::Backward, Some(Role::Gradient));
         }
     }

@@ -13,6 +13,9 @@ const LT: u64 = 1_048_576;
 /// The main thread, and the one that runs backward passes.
 const MAIN: u32 = 1;
 const AUTOGRAD: u32 = 2;
+/// Other threads of the program.
+const PREFETCH: u32 = 3;
+const ACTOR: u32 = 4;
 
 /// A program that trains, with one segment and named blocks.
 struct Train {
@@ -311,6 +314,41 @@ fn gradients_that_no_optimizer_takes_are_gradients() {
     t.born("b", 200, Forward).born("h", 2000, Backward).born("j", 20, Backward);
     t.fail(5000);
     assert_eq!(t.now(), "Unknown 2000 Activation 200 Temporary 20");
+}
+
+/// Another thread copies the next batches to the device while the backward pass runs.
+#[test]
+fn batches_that_are_prefetched_in_a_backward_pass_are_inputs() {
+    let mut t = Train::new();
+    t.iterate();
+    t.born("a", 100, Forward).born("g", 1, Backward);
+    for (batch, gradient) in [("x1", "g1"), ("x2", "g2"), ("x3", "g3"), ("x4", "g4")] {
+        t.born_on(PREFETCH, batch, 5, Unknown).born(gradient, 10, Backward);
+    }
+    t.free("a").optimize(|_| ());
+    t.born("a", 100, Forward);
+    assert_eq!(t.now(), "Gradient 41 Activation 100 Input 20");
+    // The same in a program without modules: only the thread that calls `backward()` waits for it.
+    let mut t = Train::new();
+    t.born_on(MAIN, "one", 1, Backward).born("g", 10, Backward).free("one").born("log", 1000, Unknown);
+    for (batch, inner) in [("x1", "i1"), ("x2", "i2"), ("x3", "i3"), ("x4", "i4")] {
+        t.born_on(PREFETCH, batch, 5, Unknown).born(inner, 10, Backward).free(inner);
+    }
+    t.free("log");
+    assert_eq!(t.at_peak(), "Unknown 20 Temporary 1020", "one backward pass has followed it");
+}
+
+/// Two threads run passes: one collects samples, the other one learns from them.
+#[test]
+fn a_block_of_another_thread_ends_no_backward_pass() {
+    let mut t = Train::new();
+    t.iterate();
+    t.born_on(ACTOR, "s", 5, Unknown).born_on(ACTOR, "out", 50, Forward).free("out").free("s");
+    t.born("a", 100, Forward).born("inner", 2000, Backward);
+    t.born_on(ACTOR, "s", 5, Unknown).born("g", 10, Backward).free("inner").free("a");
+    assert_eq!(t.at_peak(), "Unknown 5 Activation 100 Temporary 2010");
+    t.optimize(|_| ());
+    assert_eq!(t.now(), "Unknown 5 Gradient 10");
 }
 
 #[test]

@@ -72,6 +72,9 @@ struct Model {
     backward_threads: BTreeSet<u32>,
     outside: BTreeSet<u32>,
     pass_thread: u32,
+    /// The thread of the last block of a forward pass, and the one that last called `backward()`.
+    forward_thread: Option<u32>,
+    caller: Option<u32>,
     has_backward: bool,
     backward_is_over: bool,
     /// The thread of the first block of the backward pass, while no other has made one.
@@ -194,8 +197,9 @@ impl Model {
                     self.enter(Phase::Unknown, seq);
                 }
                 if self.now == Phase::Backward {
-                    self.backward_is_over = true;
-                    if self.threads.contains(&thread) {
+                    let waits = self.forward_thread.or(self.caller);
+                    self.backward_is_over |= waits.is_none_or(|waits| waits == thread);
+                    if self.forward_thread == Some(thread) {
                         self.settle(Phase::Backward, Some(Role::Gradient));
                     }
                 }
@@ -208,6 +212,7 @@ impl Model {
         };
         if phase == Phase::Forward && stamped == Phase::Forward {
             self.threads.insert(thread);
+            self.forward_thread = Some(thread);
         }
         if stamped == Phase::Backward {
             let caller = std::mem::take(&mut self.backward_caller);
@@ -215,6 +220,7 @@ impl Model {
                 self.backward_caller = thread;
             } else {
                 self.backward_threads.remove(&caller);
+                self.caller = Some(caller).filter(|caller| *caller != 0).or(self.caller);
             }
             self.backward_threads.insert(thread);
         }
