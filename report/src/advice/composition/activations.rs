@@ -194,10 +194,10 @@ fn not_updated(device: &Device, parts: &Parts<'_>, module: NotUpdated<'_>) -> It
     let NotUpdated { activations, gradients, .. } = module;
     let change = match module.is_certain && gradients > 0 {
         true => {
-            "No optimizer updates {0}: run it under torch.no_grad(), or call requires_grad_(False) on it if gradients pass through it"
+            "No optimizer updates {0}: call requires_grad_(False) on it, or run it under torch.no_grad() if no gradient passes through it"
         }
         false => {
-            "Run {0} under torch.no_grad(), or call requires_grad_(False) on it, if no optimizer updates it"
+            "If no optimizer updates {0}, call requires_grad_(False) on it, or run it under torch.no_grad() if no gradient passes through it"
         }
     };
     let item = Item::new(Kind::EvaluationGradients, Memory::Activations, device, change).named(module.path);

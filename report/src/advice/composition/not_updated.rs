@@ -135,18 +135,29 @@ fn steps_with_gradients(report: &Report<'_>, device: &Device, path: &str, until_
     })
 }
 
-/// Returns whether all of the module has made memory in a forward pass before a trained module made any: then its input depends on no
+/// Returns whether, in the first step, all of the module has made memory in a forward pass before a trained module made any: then its input depends on no
 /// parameter that an optimizer updates. Each trained module must have made some, because another one may use the parameter of a module
 /// that is never called. A run's cells are in the order in which they were first used.
+///
+/// The module may be called again in the same step, such as a network for a perceptual loss: with the target under
+/// `torch.no_grad()`, and then with the output of a trained module. The activations of the first backward pass show the second call:
+/// they got their role in the order in which they were made.
 fn runs_first(report: &Report<'_>, path: &str, states: &BTreeMap<&str, i64>) -> bool {
     let trained: BTreeSet<&str> = states.keys().map(|tag| parent(tag)).collect();
-    let is_forward =
-        |cell: &Cell| cell.class == Class::Block && cell.phase.as_deref() == Phase::Forward.name();
-    // A backward pass gives a role to what the pass before has made.
-    let first = report.run.cells.iter().filter(|cell| cell.role.is_none() && is_forward(cell));
-    let tags: Vec<&str> = first.filter_map(|cell| cell.tag.as_deref()).collect();
-    let last_inside = tags.iter().rposition(|tag| is_inside(without_sum(tag), path));
-    let first_trained = tags.iter().position(|tag| trained.contains(tag));
-    let called: BTreeSet<&str> = tags.iter().copied().collect();
-    last_inside < first_trained && last_inside.is_some() && trained.is_subset(&called)
+    let tags = |fits: fn(&Cell) -> bool| -> Vec<&str> {
+        let is_of = |cell: &Cell, phase: Phase| cell.phase.as_deref() == phase.name();
+        let before = report.run.cells.iter().take_while(|cell| !is_of(cell, Phase::Backward));
+        let cells =
+            before.filter(|cell| cell.class == Class::Block && is_of(cell, Phase::Forward) && fits(cell));
+        cells.filter_map(|cell| Some(without_sum(cell.tag.as_deref()?))).collect()
+    };
+    let last_inside = |tags: &[&str]| tags.iter().rposition(|tag| is_inside(tag, path));
+    let first_trained = |tags: &[&str]| tags.iter().position(|tag| trained.contains(tag));
+    let made = tags(|cell| cell.role.is_none());
+    let activations = tags(|cell| is_role(cell, Role::Activation));
+    let is_made_first =
+        last_inside(&made).zip(first_trained(&made)).is_some_and(|(last, first)| last < first);
+    let is_called_again =
+        last_inside(&activations).zip(first_trained(&activations)).is_some_and(|(last, first)| first < last);
+    is_made_first && !is_called_again && trained.iter().all(|tag| made.contains(tag))
 }

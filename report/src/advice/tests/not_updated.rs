@@ -72,3 +72,29 @@ fn no_gradient_passes_through_a_module_that_runs_before_all_trained_ones() {
     assert_eq!(least([backbone, "Net"], Phase::Forward), Some(2), "the head is never called");
     assert_eq!(least([backbone, head], Phase::Evaluation), Some(2), "no pass of training is known");
 }
+
+#[test]
+fn a_second_call_of_a_module_may_have_the_output_of_a_trained_one() {
+    // A run has cells in the order in which they were first used.
+    let least = |activations: &[(Role, &'static str, i64)]| {
+        let made = [(Role::Unknown, "Vgg/a", 0), (Role::Unknown, "Net", 0)];
+        let others = [
+            (Role::Parameter, "Vgg/a/weight", 1),
+            (Role::Parameter, "Net/weight", 1),
+            (Role::Gradient, "Vgg/a/weight", 1),
+            (Role::OptimizerState, "Net/weight", 1),
+            (Role::Temporary, "Vgg/a", 0),
+            (Role::Activation, "Vgg/e", 0),
+        ];
+        let models = format!("Vgg\tfloat32\t{GIB}\t{GIB}\t0\nNet\tfloat32\t{GIB}\t{GIB}\t{GIB}");
+        let mut run = training(&[&made, activations, &others].concat(), &models);
+        let backward = run.cells.len() - 2;
+        run.cells[backward].phase = Phase::Backward.name().map(Into::into);
+        first(&run).map(|(_, [least, _])| least)
+    };
+    let vgg = ["Vgg/a", "Vgg/b", "Vgg/c", "Vgg/d"].map(|tag| (Role::Activation, tag, 4));
+    let net = [(Role::Activation, "Net", 1)];
+    assert_eq!(least(&[&vgg[..], &net].concat()), Some(9), "16 GiB less two tensors, and gradients");
+    let target = [(Role::Activation, "Vgg/d", 1)];
+    assert_eq!(least(&[&target, &net[..], &vgg].concat()), Some(1), "after a call under torch.no_grad()");
+}
