@@ -1,6 +1,6 @@
 //! What a cell or a path is of, and sums over cells and steps.
 
-use crate::{Report, names, sums};
+use crate::{Report, held, names, sums};
 use gpumem_model::cell::without_sum;
 use gpumem_model::names::Named;
 use gpumem_model::run::{Amounts, Cell, Class, Device, Iteration};
@@ -32,6 +32,22 @@ pub(super) fn steps_through(device: &Device, until_ns: u64, holds: impl Fn(&Poin
     let is_inside = |row: &&Iteration| row.start_ns >= since.time_ns && row.end_ns <= until_ns;
     let rows = device.details.iterations.rows.iter().filter(is_inside);
     rows.fold(0, |count, row| count.saturating_add(row.count))
+}
+
+/// Returns how much more a moment has in use than every point of the timeline has without certain cells: a change that saves their
+/// memory at all times saves at least as much.
+pub(super) fn beyond_others(
+    report: &Report<'_>,
+    device: &Device,
+    amounts: &Amounts,
+    is_saved: impl Fn(&Cell) -> bool,
+) -> i64 {
+    let is_kept = |cell: &Cell| cell.class != Class::PoolIdle && !is_saved(cell);
+    let in_use = held(report.run, amounts, |cell| cell.class != Class::PoolIdle);
+    let points = device.details.timeline.points.iter();
+    let others =
+        points.map(|point| held(report.run, &point.amounts, is_kept).saturating_add(point.rest_bytes));
+    in_use.saturating_sub(others.fold(held(report.run, amounts, is_kept), i64::max))
 }
 
 /// Returns whether a line of the program has allocated a cell's blocks.

@@ -329,17 +329,25 @@ pub(super) fn unfrozen_base(device: &Device, parts: &Parts<'_>) -> Option<Item> 
     };
     let [gradients, state] = [&parts.gradients_by_tag, &parts.states_by_tag].map(of);
     let saved = gradients.saturating_add(state);
+    // Without these gradients, memory may be highest when a backward pass begins, with all activations.
+    let rows = device.details.iterations.rows.iter().chain(&device.details.iterations.open);
+    let of_pass = rows.map(|row| row.activations.peak_bytes).max().unwrap_or(0);
+    let of_pass = of_pass.saturating_sub(parts.activations).clamp(0, gradients);
     let named = sum(parts.states_by_tag.iter().filter(|(tag, _)| tag.contains('/')).map(|(_, bytes)| *bytes));
     let unnamed = parts.optimizer.saturating_sub(named).saturating_add(parts.optimizer_temporaries).max(0);
     (is_trained && parts.is_large(saved)).then(|| {
         let change = "Freeze the base of {0}: it has LoRA adapters, and its other parameters are trained, too. Call requires_grad_(False) on all without lora_ in their names, after get_peft_model() as well";
         let item = Item::new(Kind::UnfrozenBase, Memory::OptimizerState, device, change).named(model);
+        let of_begin = match of_pass {
+            ..MIB => String::new(),
+            _ => format!("; less up to {} of activations, when a backward pass begins", mib(of_pass)),
+        };
         let formula = format!(
-            "{} of gradients, and {} of optimizer state, of parameters beside the adapters; with what the optimizer has made for unknown ones, at most {} more",
+            "{} of gradients, and {} of optimizer state, of parameters beside the adapters; with what the optimizer has made for unknown ones, at most {} more{of_begin}",
             mib(gradients),
             mib(state),
             mib(unnamed)
         );
-        item.estimated([saved, saved.saturating_add(unnamed)], formula)
+        item.estimated([saved - of_pass, saved.saturating_add(unnamed)], formula)
     })
 }

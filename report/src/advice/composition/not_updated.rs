@@ -1,7 +1,7 @@
 //! A module that requires gradients, though no optimizer updates it: a whole model, such as a teacher, or a part of one, such as a
 //! backbone.
 
-use super::cells::{is_activation, is_inside, is_role, models, steps_through};
+use super::cells::{beyond_others, is_activation, is_inside, is_role, models, steps_through};
 use crate::model_sizes::ModelSizes;
 use crate::{Report, held, sum};
 use gpumem_model::cell::without_sum;
@@ -27,6 +27,8 @@ pub(in crate::advice) struct NotUpdated<'r> {
     pub is_certain: bool,
     /// Whether no gradient passes through the module: no backward pass ran over it, or it runs before all trained modules.
     pub is_apart: bool,
+    /// Bytes that the moment has beyond all others without the module's activations and gradients.
+    pub beyond_others: i64,
 }
 
 /// Bytes by parameter's path at a moment.
@@ -56,11 +58,14 @@ pub(super) fn find<'r>(
     let of = |role: Role| {
         held(report.run, amounts, |cell| is_role(cell, role) && cell.tag.as_deref().is_some_and(inside))
     };
-    let activations =
-        held(report.run, amounts, |cell| is_activation(cell) && cell.tag.as_deref().is_some_and(inside));
+    let is_saved = |cell: &Cell| {
+        (is_activation(cell) || is_role(cell, Role::Gradient)) && cell.tag.as_deref().is_some_and(inside)
+    };
+    let activations = held(report.run, amounts, |cell| is_activation(cell) && is_saved(cell));
+    let beyond_others = beyond_others(report, device, amounts, is_saved);
     let is_certain = lacks_optimizer.is_some();
     let is_apart = lacks_backward(report, path) || is_certain && runs_first(report, path, tensors.states);
-    Some(NotUpdated { path, activations, gradients: of(Role::Gradient), is_certain, is_apart })
+    Some(NotUpdated { path, activations, gradients: of(Role::Gradient), is_certain, is_apart, beyond_others })
 }
 
 /// Returns whether a model that the agent has not described seems to have no optimizer: it has no optimizer state, another model has

@@ -32,3 +32,22 @@ fn base_of_a_model_with_adapters_is_frozen() {
     (plain[1].1, plain[3].1, plain[8].1) = ("Peft/a", "Peft/a", "Peft/a");
     assert_eq!(first(&fitting(&plain)), None, "no adapters");
 }
+
+#[test]
+fn without_gradients_of_the_base_the_forward_pass_may_need_the_most() {
+    let held = [
+        (Role::Parameter, BASE, 10),
+        (Role::Parameter, "Peft/layers.0/q_proj/lora_A.default/weight", 0),
+        (Role::Gradient, BASE, 10),
+        (Role::OptimizerState, BASE, 20),
+    ];
+    let advised = |activations: i64| {
+        let mut run = fitting(&held);
+        let row = &mut run.devices[0].details.iterations.rows[3];
+        row.activations = Level { peak_bytes: activations * GIB, last_bytes: 0 };
+        first(&run)
+    };
+    assert_eq!(advised(0), Some((Kind::UnfrozenBase, [30, 30])));
+    assert_eq!(advised(9), Some((Kind::UnfrozenBase, [21, 30])), "40 GiB, and then 19");
+    assert_eq!(advised(12), Some((Kind::UnfrozenBase, [20, 30])), "the state is not needed at all");
+}

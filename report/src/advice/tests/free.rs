@@ -20,6 +20,7 @@ pub(super) fn fitting(held: &[(Role, &str, i64)]) -> Run {
         ..Iteration::default()
     };
     device.details.iterations.rows = (0..12).map(row).collect();
+    device.details.iterations.open = None;
     run
 }
 

@@ -38,6 +38,11 @@ fn models(updated_gib: i64) -> String {
 fn part_that_no_optimizer_updates_needs_no_gradients() {
     let run = training(&HELD, &models(1));
     assert_eq!(first(&run), Some((Kind::EvaluationGradients, [8, 14])));
+    let mut optimizing = training(&HELD, &models(1));
+    // Without the backbone's memory, this moment has 12 GiB.
+    let amounts = Amounts::from(vec![(6, GIB), (7, GIB), (8, GIB), (12, 9 * GIB)]);
+    optimizing.devices[0].details.timeline.points[5].amounts = amounts;
+    assert_eq!(first(&optimizing), Some((Kind::EvaluationGradients, [7, 14])), "19 GiB less 12");
     let sentence = items(&run).remove(0).sentence();
     assert!(sentence.starts_with("No optimizer updates Net/backbone: "), "{sentence}");
     let gradients = |held: &[(Role, &str, i64)], models: &str| {
