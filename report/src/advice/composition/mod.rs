@@ -16,6 +16,7 @@ mod precision;
 
 use self::cells::has_forward_pass;
 use self::parts::Parts;
+use super::is_full;
 use super::item::{Item, Kind, Memory, mib, place_of};
 use crate::{Report, held, most_used};
 use gpumem_model::run::{Class, Device, Oom};
@@ -63,10 +64,11 @@ fn of_parts(report: &Report<'_>, device: &Device, parts: &Parts<'_>, oom: Option
     items.extend(data.filter(|data| !is_same(data)));
     items.extend(of_course);
     items.extend(unused_yet(report, device, parts, oom));
-    // Changes with a small price come first if the memory is known to exist, and so does float64.
+    // Changes with a small price come first if the memory is known to exist, and so does float64 if memory is short.
+    let is_short = oom.is_some() || is_full(device);
     let is_first = |item: &Item| {
         let is_much = item.most() as f64 >= parts.used as f64 * CHEAP_SHARE;
-        model::is_of_float64(item, parts) || item.is_cheap() && is_much
+        is_short && model::is_of_float64(item, parts) || item.is_cheap() && is_much
     };
     // Fewer bits for the whole model may cost accuracy, so the parameters alone decide how early that is advised.
     let rank = |item: &Item| match item.kind {

@@ -246,7 +246,7 @@ fn weight_copies(device: &Device, parts: &Parts<'_>) -> Option<Item> {
     })
 }
 
-/// Returns whether the change makes float64 parameters smaller. The program loses nothing that float32 has not.
+/// Returns whether the change makes float64 parameters smaller. Many programs have them by mistake, and some need their precision.
 pub(super) fn is_of_float64(item: &Item, parts: &Parts<'_>) -> bool {
     item.kind == Kind::ParameterPrecision && parts.sizes.parameter_kind() == Some("float64")
 }
@@ -275,7 +275,7 @@ pub(super) fn precision(device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -
     let item = |change: &str| Item::new(Kind::ParameterPrecision, Memory::Parameters, device, change);
     match kind {
         Some("float64") => {
-            let change = "Make the model and its inputs float32: the parameters are float64, as after .double(), or as NumPy's numbers are";
+            let change = "If float32 is precise enough, make the model and its inputs float32: the parameters are float64, as after .double(), or as NumPy's numbers are";
             // Results of operations on these parameters are float64, too. Masks and indices are beside them.
             let least = model.saturating_add(parts.of_modules_of_one_kind() / 2) / 2;
             let formula = format!(

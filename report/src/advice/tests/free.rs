@@ -107,6 +107,20 @@ fn graphs_of_several_passes_may_be_needed_at_once() {
 }
 
 #[test]
+fn float64_that_fits_may_be_needed() {
+    let mut run = fitting(&[(Role::Parameter, "Net/a", 2), (Role::Activation, "Net/a", 16)]);
+    run.process.claims.insert("models".into(), "Net\tfloat64\t2\t2\t2".into());
+    let step = step(&mut run);
+    (step.passes_at_once, step.kept_activations, step.activations) = (8, level(14), level(16));
+    let kinds = |run: &Run| items(run).into_iter().map(|item| item.kind).collect::<Vec<_>>();
+    assert_eq!(kinds(&run), [Kind::GraphsAtOnce, Kind::ParameterPrecision]);
+    let change = items(&run).remove(1).change;
+    assert!(change.starts_with("If float32 is precise enough, "), "{change}");
+    run.devices[0].total_bytes = Some(18 << 30);
+    assert_eq!(kinds(&run)[0], Kind::ParameterPrecision, "memory is short");
+}
+
+#[test]
 fn gradients_are_cleared_before_a_forward_pass_that_fits() {
     let held = |gradients| {
         [(Role::Parameter, "Net/a", 4), (Role::Gradient, "Net/a", gradients), (Role::Activation, "Net/a", 12)]
