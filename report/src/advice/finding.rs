@@ -2,7 +2,7 @@
 
 use super::composition::{self, library};
 use super::item::{Item, Kind, Memory, mib, place_of};
-use super::settings;
+use super::{outside, settings};
 use crate::findings::{self, Finding, KeptBy};
 use crate::names::OUTSIDE_TORCH;
 use crate::oom::{holder_name, holders_of};
@@ -249,12 +249,14 @@ fn other_process(
             _ => own,
         }
     });
-    let is_child = largest.is_some_and(|holder| children.iter().any(|child| child.process.pid == holder.pid));
-    let change = match is_child {
-        true => {
+    let change = match largest.map_or(0, |holder| holder.pid) {
+        pid if outside::is_child(pid, children) => {
             "End the program's own child process ({0}) before memory is needed, or let it free its tensors and call torch.cuda.empty_cache()"
         }
-        false => "End or move the process of another tenant ({0})",
+        pid if outside::is_ancestor(pid, report.run) => {
+            "Keep CUDA out of the program's own process ({0}) that has started this one, or let it free its tensors and call torch.cuda.empty_cache() first"
+        }
+        _ => "End or move the process of another tenant ({0})",
     };
     let name = largest.map(holder_name).unwrap_or_default();
     let item = Item::new(Kind::OtherProcess, Memory::Others, device, change).named(name);

@@ -51,11 +51,22 @@ pub(super) fn libraries(report: &Report<'_>, device: &Device, is_short: bool) ->
     items
 }
 
-/// Returns the change for another process that held more of the device than this one at the last reading. A child of the process is
-/// not another tenant.
-pub(super) fn tenant(device: &Device, children: &[Run]) -> Option<Item> {
-    let is_child = |pid: u32| children.iter().any(|child| child.process.pid == pid);
-    let tenants = device.tenants.iter().filter(|(pid, _)| !is_child(*pid));
+/// Returns whether a process is one that the program has started.
+pub(super) fn is_child(pid: u32, children: &[Run]) -> bool {
+    children.iter().any(|child| child.process.pid == pid)
+}
+
+/// Returns whether a process has started that of the run, directly or not.
+pub(super) fn is_ancestor(pid: u32, run: &Run) -> bool {
+    let ancestors = run.process.facts.get("ancestors").map_or("", String::as_str);
+    ancestors.split(',').any(|ancestor| ancestor.parse() == Ok(pid))
+}
+
+/// Returns the change for another process that held more of the device than this one at the last reading. A child of the process, or
+/// one that has started it, is not another tenant.
+pub(super) fn tenant(run: &Run, device: &Device, children: &[Run]) -> Option<Item> {
+    let is_own = |pid: u32| is_child(pid, children) || is_ancestor(pid, run);
+    let tenants = device.tenants.iter().filter(|(pid, _)| !is_own(*pid));
     let (pid, used) = tenants.filter_map(|(pid, used)| Some((*pid, signed((*used)?)))).next()?;
     (used > most_used(device).unwrap_or(0)).then(|| {
         let name = if pid == 0 { "hidden".to_owned() } else { format!("pid {pid}") };

@@ -37,6 +37,9 @@ fn another_tenant_has_a_name_and_a_time() {
         "{}",
         item.sentence()
     );
+    run.process.facts.insert("ancestors".into(), "70,7,1".into());
+    let sentence = of_kind(&run, Kind::OtherProcess).expect("advice").sentence();
+    assert!(sentence.starts_with("Keep CUDA out of the program's own process (bob 7)"), "{sentence}");
 }
 
 #[test]
@@ -70,6 +73,9 @@ fn a_tenant_that_holds_more_is_the_first_advice_on_a_full_device() {
     assert_eq!(found[0].kind, Kind::OtherProcess, "{found:?}");
     assert_eq!(found[1].kind, Kind::LargeOutput, "the process's own memory");
     assert!(found[0].sentence().contains("(pid 7)"), "{}", found[0].sentence());
+    let mut child = run.clone();
+    child.process.facts.insert("ancestors".into(), "70,7,1".into());
+    assert_eq!(items(&child)[0].kind, Kind::LargeOutput, "the process that started it is no tenant");
     // Another device of the process has a larger tenant and much free memory.
     let mut other = run.devices[0].clone();
     (other.ordinal, other.total_bytes) = (1, Some(64 << 30));
