@@ -108,10 +108,11 @@ impl<'r> ModelSizes<'r> {
     }
 
     /// Returns the first of several models of one class with the same sizes of each element type, none of which an optimizer updates,
-    /// their number, and the bytes of one; those with the most bytes. The agent names further models of a class `Net#2`, `Net#3`, ...
-    pub fn equal_models(&self) -> Option<(&'r str, i64, i64)> {
+    /// their number, and the bytes of one; those with the most bytes. Only models for which `is_here` is true count. The agent names
+    /// further models of a class `Net#2`, `Net#3`, ...
+    pub fn equal_models(&self, is_here: impl Fn(&str) -> bool) -> Option<(&'r str, i64, i64)> {
         let mut models: BTreeMap<&str, BTreeMap<&str, (i64, i64)>> = BTreeMap::new();
-        for size in self.0.iter().filter(|size| !size.model.is_empty()) {
+        for size in self.0.iter().filter(|size| !size.model.is_empty() && is_here(size.model)) {
             let (bytes, updated) = models.entry(size.model).or_default().entry(size.kind).or_default();
             (*bytes, *updated) = (bytes.saturating_add(size.bytes), updated.saturating_add(size.updated));
         }

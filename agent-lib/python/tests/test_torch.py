@@ -33,14 +33,16 @@ class Inert(unittest.TestCase):
             "    requires_grad = is_cuda = True\n"
             "    dtype = 'torch.float32'\n"
             "    numel = element_size = lambda self: 4\n"
-            "sys.modules['torch'] = SimpleNamespace(nn=SimpleNamespace(Embedding=Table, EmbeddingBag=Table))\n"
+            "class Bag: sparse = False\n"
+            "sys.modules['torch'] = SimpleNamespace(nn=SimpleNamespace(Embedding=Table, EmbeddingBag=Bag))\n"
             "models, parameter = Models(lambda tensor: [tensor], []), Parameter()\n"
             "models.add('net/table/weight', parameter, Table())\n"
+            "models.add('net/bag/weight', Parameter(), Bag())\n"
             "models.send()\n"
             "parameter = weakref.ref(parameter)\n"
             "print(models._bytes['net', 'float32'], parameter())"
         )
-        self.assertEqual(" ".join(run(script)), "[16, 16, 0, 16, 0] None")
+        self.assertEqual(" ".join(run(script)), "[32, 32, 0, 16, 0] None")
 
     def test_embedded_sources_match_the_package(self):
         carried = (PACKAGE.parent / "src/sources/python_host/bootstrap.rs").read_text()

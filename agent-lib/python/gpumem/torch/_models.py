@@ -36,8 +36,10 @@ class Models:
         try:
             model, is_trained = path.split("/", 1)[0], parameter.requires_grad
             self._add(model, parameter, (True, is_trained, id(parameter) in self._updated))
-            embeddings = sys.modules["torch"].nn
-            if is_trained and isinstance(module, (embeddings.Embedding, embeddings.EmbeddingBag)):
+            nn = sys.modules["torch"].nn
+            # Activations do not bound the rows of a batch that a bag sums up, so bags with dense gradients do not count.
+            is_table = isinstance(module, nn.Embedding) or isinstance(module, nn.EmbeddingBag) and module.sparse
+            if is_trained and is_table:
                 self._tables[id(parameter)] = model, parameter, bool(module.sparse)
         except Exception:  # without a size so far
             pass

@@ -11,6 +11,9 @@ use std::collections::BTreeMap;
 
 /// Maximum difference of such a copy from the parameters and the state, as a share of these: buffers are copied, too.
 const SAME_SHARE: f64 = 0.02;
+/// Minimum bytes of a model and its optimizer's state, as a factor of the model's, as Adam has, for no step to read a copy of them.
+/// With less, the line may keep other tensors for each parameter that steps read, such as averages and penalties.
+const WITH_STATE: i64 = 3;
 /// Minimum number of completed steps through which a copy stays.
 const LEAST_STEPS: u64 = 3;
 /// A queue is full at a level of at least this share of its bytes at the peak.
@@ -60,7 +63,7 @@ pub(super) fn item(report: &Report<'_>, device: &Device, parts: &Parts<'_>) -> O
 }
 
 impl Course<'_> {
-    /// Returns the change for copies of a model and its optimizer's state. Nothing in a training step needs such a copy.
+    /// Returns the change for copies of a model and its optimizer's state.
     fn copies(&self, report: &Report<'_>, device: &Device, parts: &Parts<'_>) -> Option<Item> {
         let state = parts.parameters.saturating_add(parts.optimizer);
         let count = (self.bytes as f64 / state.max(1) as f64).round() as i64;
@@ -85,17 +88,27 @@ impl Course<'_> {
         if !has_state || !is_copy(self.bytes, count) || !is_later || !is_kept() {
             return None;
         }
-        let change = "Keep the copy of the model and its optimizer's state that {0} makes on the host: copy each tensor with .cpu()";
+        let is_surely_unread =
+            state as f64 >= (parts.parameters.saturating_mul(WITH_STATE)) as f64 * (1.0 - SAME_SHARE);
+        let change = match is_surely_unread {
+            true => {
+                "Keep the copy of the model and its optimizer's state that {0} makes on the host: copy each tensor with .cpu()"
+            }
+            false => {
+                "If no step reads what {0} keeps, which is as large as the model and its optimizer's state, keep it on the host: copy each tensor with .cpu()"
+            }
+        };
         let item = Item::new(Kind::StateCopy, Memory::Data, device, change).named(self.line);
         let copies = if count == 1 { "1 copy".to_owned() } else { format!("{count} copies") };
         let formula = format!(
-            "{} are {copies} of {} of parameters and optimizer state, made after the first step; at least what no other moment needs",
+            "{} are {copies} of {} of parameters and optimizer state, made after the first step; the least: what the peak has beyond all other moments",
             mib(self.bytes),
             mib(state)
         );
         let others = self.points.iter().map(|(_, level, in_use)| in_use.saturating_sub(*level)).max()?;
         let least = self.in_use.saturating_sub(others.max(self.in_use.saturating_sub(self.bytes)));
-        (least > 0).then(|| item.estimated([least, self.bytes], formula))
+        let least_saved = if is_surely_unread { least } else { 0 };
+        (least > 0).then(|| item.estimated([least_saved, self.bytes], formula))
     }
 
     /// Returns the change for a line whose tensors of one size are made and freed all the time while about as many are alive: a

@@ -67,7 +67,12 @@ pub(super) fn at_once(device: &Device, parts: &Parts<'_>) -> Option<GraphsAtOnce
     let bytes = step.kept_activations.peak_bytes.min(most);
     let is_kept = bytes as f64 >= expected * KEPT_SHARE;
     let is_much = bytes as f64 >= parts.used as f64 * PASS_SHARE * others;
-    let is_trained = step.activations.peak_bytes > 0;
+    let iterations = &device.details.iterations;
+    let has_backward = |row: &Iteration| row.activations.peak_bytes > 0;
+    // Activations are known from their backward pass. At a failure in a forward pass, earlier steps show that one follows.
+    let is_trained =
+        iterations.rows.iter().any(|row| row.passes_at_once >= LEAST_PASSES && has_backward(row))
+            || has_backward(step);
     (passes >= LEAST_PASSES && is_kept && is_much).then_some(GraphsAtOnce { passes, bytes, is_trained })
 }
 

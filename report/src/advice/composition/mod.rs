@@ -73,7 +73,7 @@ fn of_parts(report: &Report<'_>, device: &Device, parts: &Parts<'_>, oom: Option
     // Fewer bits for the whole model may cost accuracy, so the parameters alone decide how early that is advised.
     let rank = |item: &Item| match item.kind {
         Kind::ParameterPrecision if has_forward_pass(report) => item.most().min(parts.parameters / 2),
-        // It excludes sparse gradients, which are exact.
+        // It excludes sparse gradients, whose state keeps its precision.
         Kind::OptimizerState => item.most().min(of_tables.unwrap_or(i64::MAX)),
         _ => item.most(),
     };

@@ -78,9 +78,11 @@ pub(super) fn copy_of_base(device: &Device, parts: &Parts<'_>) -> Option<Item> {
     })
 }
 
-/// Returns the change for models of one class with the same sizes, in a program that trains nothing, such as one for each thread.
+/// Returns the change for models of one class with the same sizes on one device, in a program that trains nothing, such as one for
+/// each thread.
 pub(super) fn equal_models(device: &Device, parts: &Parts<'_>) -> Option<Item> {
-    let (name, count, bytes) = parts.sizes.equal_models().filter(|_| parts.is_evaluation)?;
+    let is_here = |model: &str| parts.parameters_by_tag.keys().any(|tag| is_inside(tag, model));
+    let (name, count, bytes) = parts.sizes.equal_models(is_here).filter(|_| parts.is_evaluation)?;
     let saved = bytes.saturating_mul(count - 1);
     (count > 2 && saved <= parts.used && saved as f64 >= parts.used as f64 * EQUAL_SHARE).then(|| {
         let change = "If the {1} models like {0} have the same weights, share one: threads can call it at the same time in evaluation mode";
@@ -130,25 +132,25 @@ fn state(device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -> (i64, bool) {
 }
 
 /// Returns the change for embedding tables whose gradients have all rows. The rows that a batch uses are activations, so these bound
-/// their bytes.
+/// the bytes of a sparse gradient. Beside it is one with each row once, while it is made.
 pub(super) fn sparse_gradients(device: &Device, parts: &Parts<'_>) -> Option<Item> {
     let [tables, _] = parts.sizes.tables();
     let iterations = &device.details.iterations;
     let rows = iterations.rows.iter().chain(&iterations.open);
-    let used =
-        rows.map(|row| row.activations.peak_bytes.max(row.kept_activations.peak_bytes)).max().unwrap_or(0);
-    let is_few = used.max(parts.activations) as f64 <= tables as f64 * ROWS_SHARE;
+    let used = rows.map(|row| row.activations.peak_bytes.max(row.kept_activations.peak_bytes)).max();
+    let rows = used.unwrap_or(0).max(parts.activations);
+    let is_few = rows as f64 <= tables as f64 * ROWS_SHARE;
     let held = tables.min(parts.gradients);
     (is_few && parts.is_large(held.saturating_mul(2))).then(|| {
-        let change = "Pass sparse=True to the nn.Embedding tables, and update them with SparseAdam (or SGD): their gradients have all rows, and a batch uses few";
+        let change = "Pass sparse=True to the nn.Embedding tables, and update them with SparseAdam (or SGD): their gradients have all rows, and a batch uses few. SparseAdam changes only the moments of these rows, and has no weight decay";
         // The optimizer's temporaries are among them, and SparseAdam has no smaller state.
         let item = Item::new(Kind::SparseGradients, Memory::OptimizerState, device, change);
         let formula = format!(
-            "{} of gradients of embedding tables, and up to as many temporaries of the optimizer; all activations have {}",
+            "{} of gradients of embedding tables, less 2 x the rows of a batch (all activations have {}), and up to as many temporaries of the optimizer",
             mib(held),
-            mib(used.max(parts.activations))
+            mib(rows)
         );
-        item.estimated([held, held.saturating_mul(2)], formula)
+        item.estimated([held.saturating_sub(rows.saturating_mul(2)).max(0), held.saturating_mul(2)], formula)
     })
 }
 

@@ -104,6 +104,11 @@ fn graphs_of_several_passes_may_be_needed_at_once() {
     assert_eq!(advised(1, 0), None, "a backward pass follows each pass");
     assert_eq!(advised(8, 2), None, "most graphs are dropped");
     assert_eq!(advised(3, 11), None, "the loss of a triplet needs all graphs");
+    let rows = &mut run.devices[0].details.iterations.rows;
+    let unknown = Iteration { passes_at_once: 8, kept_activations: level(14), ..rows[10] };
+    (rows[9], rows[10]) = (Iteration { activations: level(16), ..unknown }, unknown);
+    rows[10].activations = level(0);
+    assert_eq!(first(&run), graphs, "a backward pass followed those of an earlier step");
 }
 
 #[test]

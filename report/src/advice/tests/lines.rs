@@ -43,6 +43,11 @@ fn copies_of_the_model_and_its_state_belong_on_the_host() {
     );
     assert_eq!(advised(8, 4, &later), None, "not the size of the state");
     assert_eq!(
+        advised(8, 2, &[0, 0, 4, 4, 4, 4, 4, 8, 4, 4, 8, 4]),
+        None,
+        "the size of weights and momentum, such as those and penalties of an earlier task"
+    );
+    assert_eq!(
         advised(2, 0, &[0, 0, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2]),
         None,
         "a copy of the weights alone may be used"
@@ -176,19 +181,24 @@ fn copy_of_an_output_in_float32_has_twice_its_bytes() {
 
 #[test]
 fn equal_models_in_a_program_that_trains_nothing_may_be_shared() {
-    let advised = |models: &[&str], updated: i64, phase: Phase| {
-        let mut run = fitting(&[(Role::Parameter, "Net/a", 18), (Role::Unknown, "Net/b", 1)]);
-        made_in(&mut run, 1, phase);
+    let here = ["Net/a", "Net#2/a", "Net#3/a"];
+    let advised_on = |here: &[&str], models: &[&str], updated: i64, phase: Phase| {
+        let parameters = here.iter().map(|tag| (Role::Parameter, *tag, 18 / here.len() as i64));
+        let held: Vec<_> = parameters.chain([(Role::Unknown, "Net/b", 1)]).collect();
+        let mut run = fitting(&held);
+        made_in(&mut run, here.len(), phase);
         let sizes = models.iter().map(|name| format!("{name}\tbfloat16\t{}\t9\t{updated}\n", 6 * GIB));
         run.process.claims.insert("models".into(), sizes.collect());
         first(&run)
     };
+    let advised = |models: &[&str], updated: i64, phase: Phase| advised_on(&here, models, updated, phase);
     let three = ["Net", "Net#2", "Net#3"];
     assert_eq!(advised(&three, 0, Phase::Forward), Some((Kind::EqualModels, [0, 12])));
     assert_eq!(advised(&three[..2], 0, Phase::Forward), None, "such as a model and its average");
     assert_eq!(advised(&["Net", "Other", "Third"], 0, Phase::Forward), None, "of three classes");
     assert_eq!(advised(&three, 9, Phase::Forward), None, "an optimizer updates them");
     assert_eq!(advised(&three, 0, Phase::Backward), None, "the program trains");
+    assert_eq!(advised_on(&here[..1], &three, 0, Phase::Forward), None, "two of them are on other devices");
 }
 
 #[test]

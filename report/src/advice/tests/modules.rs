@@ -156,6 +156,9 @@ fn large_tables_of_which_a_batch_uses_few_rows_need_sparse_gradients() {
         let is_both = chosen.contains(&Kind::SparseGradients) && chosen.contains(&Kind::OptimizerState);
         assert!(!is_both, "SparseAdam has no 8-bit state");
         let kinds = [Kind::SparseGradients, Kind::OptimizerState];
+        let sparse = of_kind(&run, Kind::SparseGradients).and_then(|item| item.saves_bytes);
+        let saved = [5 - 2 * rows, 10].map(|gib| gib * GIB);
+        assert!(sparse.is_none_or(|bytes| bytes == saved), "a sparse gradient is held twice: {sparse:?}");
         (items(&run)[0].kind, kinds.map(|kind| of_kind(&run, kind).is_some()))
     };
     let found = |tables: &str, rows: i64| found_in(Phase::Forward, tables, rows);
