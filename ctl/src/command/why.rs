@@ -1,7 +1,7 @@
 //! `gpumemctl why [PID|RUN|FILE]`: what to change so that a program uses less memory.
 
 use super::report::{Found, What, array, found, join_parts, report, stored_children};
-use super::whatif;
+use super::whatif::{self, Target};
 use crate::args::{Report as Args, Why};
 use crate::client::{Daemon, RunReply, RunSelector};
 use crate::output::print;
@@ -43,13 +43,15 @@ fn advised(
     let mut report = report(run, args)?;
     report.id = id;
     let pid = Some(run.process.pid).filter(|pid| *pid != 0);
-    let replayed = |target: &Path, pid| whatif::replay(target, pid, &args.source.store);
+    let replayed = |target, pid| whatif::replay(target, pid, &args.source.store);
     let replay = match (file, &report.id) {
         _ if !advice::needs_replay(&report) => None,
-        (Some(file), _) => has_requests(file).then(|| replayed(file, pid).map_err(|error| error.to_string())),
+        (Some(file), _) => {
+            has_requests(file).then(|| replayed(Target::Named(file), pid).map_err(|error| error.to_string()))
+        }
         // Most runs were stored without their requests.
-        (None, Some(id)) => replayed(Path::new(id), None).ok().map(Ok),
-        (None, None) => pid.and_then(|pid| replayed(Path::new(&pid.to_string()), None).ok().map(Ok)),
+        (None, Some(id)) => id.parse().ok().and_then(|id| replayed(Target::Run(id), None).ok().map(Ok)),
+        (None, None) => pid.and_then(|_| replayed(Target::Process(&run.process), None).ok().map(Ok)),
     };
     let advice = advice::advise(&report, &Evidence { replay, children });
     Ok(if args.json { advice::json(&report, &advice) } else { advice::text(&report, &advice) })

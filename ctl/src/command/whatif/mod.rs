@@ -16,8 +16,8 @@ use gpumem_replay::{Backend, Event, Release, Settings};
 use gpumem_report::advice;
 use gpumem_report::explain::nearest;
 use model::{Model, Scale};
+pub(crate) use source::Target;
 use std::collections::BTreeSet;
-use std::path::Path;
 use trials::{Recorded, Trial};
 
 /// Settings that are tried if the user names none. Each reduces fragmentation or suits sizes that change from step to step; one
@@ -37,7 +37,8 @@ pub(crate) fn run(args: &WhatIf) -> Result<()> {
     let place = (args.pid, args.gpu);
     let changes: Vec<&String> = args.drop.iter().chain(args.scale.iter().map(|(name, _)| name)).collect();
     let has_roles = changes.iter().any(|name| roles::named(name).is_some());
-    let (devices, release) = source::load(&args.target, place, args.torch, (&args.store, has_roles))?;
+    let (devices, release) =
+        source::load(Target::Named(&args.target), place, args.torch, (&args.store, has_roles))?;
     let answers = devices.iter().map(|recorded| Answer::new(recorded, release, args));
     let answers = answers.collect::<Result<Vec<Answer<'_>>>>()?;
     for (number, name) in changes.into_iter().enumerate() {
@@ -127,7 +128,7 @@ impl<'a> Answer<'a> {
 
 /// Replays the requests of a run, recording or snapshot under the recorded and several other settings, for advice. Of several devices,
 /// the one with the most requests counts.
-pub(crate) fn replay(target: &Path, pid: Option<u32>, store: &StorePath) -> Result<advice::Replay> {
+pub(crate) fn replay(target: Target<'_>, pid: Option<u32>, store: &StorePath) -> Result<advice::Replay> {
     let (mut devices, release) = source::load(target, (pid, None), None, (store, false))?;
     let mut recorded = devices.swap_remove(0);
     let base = recorded.own.text.clone();

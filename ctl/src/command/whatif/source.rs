@@ -7,10 +7,33 @@ use crate::exit::Kind;
 use anyhow::Result;
 use gpumem_import::torch_snapshot::Requests;
 use gpumem_import::{recorded, torch_snapshot};
+use gpumem_model::run::Process;
 use gpumem_replay::Release;
 use gpumem_runs::input::Input;
 use gpumem_runs::store::{RunId, Store};
+use std::borrow::Cow;
 use std::path::Path;
+
+/// What is replayed.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Target<'a> {
+    /// A run's id, a pid, or a file, as the user names it.
+    Named(&'a Path),
+    Run(RunId),
+    /// This process, and no other one that had its pid.
+    Process(&'a Process),
+}
+
+impl Target<'_> {
+    /// Returns the name for messages.
+    fn name(&self) -> Cow<'_, Path> {
+        match self {
+            Target::Named(path) => Cow::Borrowed(path),
+            Target::Run(id) => Cow::Owned(id.to_string().into()),
+            Target::Process(process) => Cow::Owned(process.pid.to_string().into()),
+        }
+    }
+}
 
 /// Reads the requests of `target` (see [`requests`]), and replays them under the recorded settings: those of each device of the
 /// process, the one with the most requests first. `has_roles`: whether a recording's roles are read. `release` is the program's
@@ -19,7 +42,7 @@ use std::path::Path;
 /// # Errors
 /// The requests do not exist or cannot be read, or do not suffice for a replay.
 pub(crate) fn load(
-    target: &Path,
+    target: Target<'_>,
     place: (Option<u32>, Option<u8>),
     release: Option<Release>,
     (store, has_roles): (&StorePath, bool),
@@ -32,7 +55,7 @@ pub(crate) fn load(
     if devices.first().is_some_and(Recorded::lacks_streams) {
         let what = "has only the sizes of blocks, and not the streams or private pools of this program: record it again \
                     with gpumemctl run --record FILE -- COMMAND";
-        return Err(Kind::BadInput.error(format!("{}: {what}", target.display())));
+        return Err(Kind::BadInput.error(format!("{}: {what}", target.name().display())));
     }
     let (devices, others) = devices.into_iter().partition::<Vec<_>, _>(|device| !device.lacks_streams());
     for device in others {
@@ -66,31 +89,30 @@ fn of_likely_release(mut devices: Vec<Requests>) -> Result<(Vec<Recorded>, Relea
     Ok((replayed(devices, Release::LAST)?, Release::LAST))
 }
 
-/// Reads the requests of `target`: a run's id, a pid, or a file. `pid` selects a process of a recording, `gpu` a device.
+/// Reads the requests of `target`. `pid` selects a process of a recording, `gpu` a device.
 fn requests(
-    target: &Path,
+    target: Target<'_>,
     (pid, gpu): (Option<u32>, Option<u8>),
     (store, has_roles): (&StorePath, bool),
 ) -> Result<Vec<Requests>> {
-    let name = target.to_str().filter(|_| !target.exists()).unwrap_or_default();
+    let path = match target {
+        Target::Run(id) => return of_run(&Store::open_read_only(store.readable()?)?, id, (gpu, has_roles)),
+        Target::Process(process) => {
+            return of_process(process.pid, Some(process.start_ticks), store, (gpu, has_roles));
+        }
+        Target::Named(path) => path,
+    };
+    let name = path.to_str().filter(|_| !path.exists()).unwrap_or_default();
     if let Ok(id) = name.parse::<RunId>() {
-        return of_run(&Store::open_read_only(store.readable()?)?, id, target, (gpu, has_roles));
+        return of_run(&Store::open_read_only(store.readable()?)?, id, (gpu, has_roles));
     }
     if let Ok(pid) = name.parse::<u32>() {
-        for path in store.all_readable()? {
-            let store = Store::open_read_only(path)?;
-            let run = store.list()?.into_iter().find(|run| run.pid == pid);
-            if let Some(run) = run {
-                return of_run(&store, run.id, target, (gpu, has_roles));
-            }
-        }
-        let text = format!("no run of process {pid} is in {}", store.readable()?.display());
-        return Err(Kind::NotFound.error(text));
+        return of_process(pid, None, store, (gpu, has_roles));
     }
     if !name.is_empty() && report::is_unknown(name) {
         return Err(report::unknown(name, "; snapshots of PyTorch and recordings are files"));
     }
-    let input = Input::open(target)?;
+    let input = Input::open(path)?;
     Ok(if recorded::looks_like(input.head()) {
         recorded::requests(input, (pid, gpu), has_roles)?
     } else {
@@ -98,18 +120,67 @@ fn requests(
     })
 }
 
-fn of_run(
-    store: &Store,
-    id: RunId,
-    target: &Path,
-    (gpu, has_roles): (Option<u8>, bool),
+fn of_process(
+    pid: u32,
+    start_ticks: Option<u64>,
+    store: &StorePath,
+    filter: (Option<u8>, bool),
 ) -> Result<Vec<Requests>> {
+    for path in store.all_readable()? {
+        let store = Store::open_read_only(path)?;
+        if let Some(id) = newest_run(&store, pid, start_ticks)? {
+            return of_run(&store, id, filter);
+        }
+    }
+    let text = format!("no run of process {pid} is in {}", store.readable()?.display());
+    Err(Kind::NotFound.error(text))
+}
+
+/// Returns the newest run of a process with this pid, and this start time if one is given.
+fn newest_run(store: &Store, pid: u32, start_ticks: Option<u64>) -> Result<Option<RunId>> {
+    for run in store.list()?.into_iter().filter(|run| run.pid == pid) {
+        let is_it = match start_ticks {
+            Some(ticks) => store.load_head(run.id)?.process.start_ticks == ticks,
+            None => true,
+        };
+        if is_it {
+            return Ok(Some(run.id));
+        }
+    }
+    Ok(None)
+}
+
+fn of_run(store: &Store, id: RunId, (gpu, has_roles): (Option<u8>, bool)) -> Result<Vec<Requests>> {
     let pieces = store.requests(id)?;
     if pieces.is_empty() {
         store.load_head(id)?;
         let text = "the requests of this run were not kept: set keep_requests = true below [runs] in gpumemd.toml for later processes, \
                     or record them: gpumemctl run --record FILE -- COMMAND";
-        return Err(Kind::Usage.error(format!("{}: {text}", target.display())));
+        return Err(Kind::Usage.error(format!("{id}: {text}")));
     }
-    Ok(recorded::kept_requests(&pieces, target, gpu, has_roles)?)
+    Ok(recorded::kept_requests(&pieces, Path::new(&id.to_string()), gpu, has_roles)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gpumem_import::read_file;
+
+    #[test]
+    fn run_of_a_process_has_its_start_time() {
+        let folder = std::env::temp_dir().join(format!("gpumemctl-source-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("made");
+        let log = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/small-train.log");
+        let mut run = read_file(&log, None).expect("a log").remove(0);
+        let mut store = Store::open(folder.join("runs.sqlite")).expect("a store");
+        let mut insert = |pid, start_ticks| {
+            (run.process.pid, run.process.start_ticks) = (pid, start_ticks);
+            store.insert(&run, &format!("boot:{pid}:{start_ticks}")).expect("saved").0
+        };
+        let [first, second] = [5, 9].map(|start_ticks| insert(7, start_ticks));
+        let found = |pid, start_ticks| newest_run(&store, pid, start_ticks).expect("read");
+        assert_eq!([found(7, Some(5)), found(7, Some(9)), found(7, None)], [first, second, second].map(Some));
+        assert_eq!([found(7, Some(6)), found(8, None)], [None; 2], "another process with that pid");
+        std::fs::remove_dir_all(&folder).expect("removed");
+    }
 }
