@@ -1,5 +1,5 @@
-//! Changes for memory that lines of the program keep outside of every pass: a data set that was made before the first step, and a
-//! history.
+//! Changes for memory that a line of the program keeps outside of every pass: a data set or a cache, which has its size from the first
+//! step on, results that the line collects, and a history, which grows to its size in many passes.
 
 use super::super::item::{Item, Kind, Memory, mib};
 use super::cells::{has_forward_pass, is_data, is_of_line, is_role, steps_through};
