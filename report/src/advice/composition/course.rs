@@ -89,7 +89,7 @@ impl Course<'_> {
             return None;
         }
         let is_surely_unread =
-            state as f64 >= (parts.parameters.saturating_mul(WITH_STATE)) as f64 * (1.0 - SAME_SHARE);
+            state as f64 >= parts.parameters.saturating_mul(WITH_STATE) as f64 * (1.0 - SAME_SHARE);
         let change = match is_surely_unread {
             true => {
                 "Keep the copy of the model and its optimizer's state that {0} makes on the host: copy each tensor with .cpu()"
