@@ -18,10 +18,15 @@ pub(super) fn is_activation(cell: &Cell) -> bool {
     cell.class == Class::Block && (is_role(cell, Role::Activation) || is_unknown)
 }
 
+/// Returns the model of a path. The layers of a model that is a `Sequential` have paths such as `Sequential.0`.
+pub(super) fn root(path: &str) -> &str {
+    path.split(['/', '.']).next().unwrap_or(path)
+}
+
 /// Returns whether a path is that of `module`, or of a part of it.
 pub(super) fn is_inside(path: &str, module: &str) -> bool {
     module.is_empty()
-        || path.strip_prefix(module).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        || path.strip_prefix(module).is_some_and(|rest| rest.is_empty() || rest.starts_with(['/', '.']))
 }
 
 /// Returns the number of completed steps before `until_ns` through which `holds` was true of all points of the timeline.
@@ -68,7 +73,7 @@ pub(super) fn models<'r>(
     fits: impl Fn(&Cell) -> bool,
 ) -> BTreeMap<&'r str, i64> {
     let tags = report.by_tag(amounts, fits).into_iter().filter(|(tag, _)| !names::is_line(tag));
-    sums(tags.filter_map(|(tag, bytes)| Some((without_sum(tag).split('/').next()?, bytes))))
+    sums(tags.map(|(tag, bytes)| (root(without_sum(tag)), bytes)))
 }
 
 /// Returns whether the program has begun a forward pass, or another phase of a step.

@@ -4,7 +4,7 @@
 
 use super::super::item::{Item, Kind, Memory, mib};
 use super::activations::repeated;
-use super::cells::is_inside;
+use super::cells::{is_inside, root};
 use super::parts::Parts;
 use crate::names;
 use gpumem_model::cell::without_sum;
@@ -117,10 +117,8 @@ fn beside(parts: &Parts<'_>, tag: &str) -> i64 {
 /// Returns the change for the modules without parameters, alike except for their numbers, that hold the most bytes.
 pub(super) fn item(device: &Device, parts: &Parts<'_>) -> Option<Item> {
     // Without a name of a parameter inside of a model, all of its modules seem to have none.
-    let is_known = |tag: &str| {
-        let root = tag.split('/').next();
-        parts.parameters_by_tag.keys().any(|name| name.split('/').next() == root || !tag.contains('/'))
-    };
+    let is_known =
+        |tag: &str| parts.parameters_by_tag.keys().any(|name| root(name) == root(tag) || !tag.contains('/'));
     let has_none = |tag: &str| !parts.parameters_by_tag.keys().any(|name| is_inside(name, tag));
     // Paths with `*` in place of the first number -> bytes, number of modules, one of them.
     let mut groups: BTreeMap<String, (i64, i64, &str)> = BTreeMap::new();

@@ -1,7 +1,7 @@
 //! Changes for parameters, gradients, and the optimizer's state and temporaries.
 
 use super::super::item::{Item, Kind, MIB, Memory, is_material, mib};
-use super::cells::is_inside;
+use super::cells::{is_inside, root};
 use super::parts::Parts;
 use crate::findings::{is_of_second_optimizer, state_of_earlier_steps};
 use crate::sum;
@@ -64,7 +64,7 @@ pub(super) fn loaded_checkpoint(device: &Device, parts: &Parts<'_>) -> Option<It
 /// Returns the change for a second model that has as many frozen parameters as the base of a model with an adapter, and no others.
 pub(super) fn copy_of_base(device: &Device, parts: &Parts<'_>) -> Option<Item> {
     let (model, copy, bytes) = parts.sizes.copy_of_base()?;
-    let of_copy = parts.parameters_by_tag.iter().filter(|(tag, _)| tag.split('/').next() == Some(copy));
+    let of_copy = parts.parameters_by_tag.iter().filter(|(tag, _)| root(tag) == copy);
     // A model on another device, or on the host, has no parameters here.
     let held = sum(of_copy.map(|(_, bytes)| *bytes)).min(bytes);
     is_material(held, parts.used).then(|| {
@@ -304,11 +304,6 @@ pub(super) fn precision(device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -
 fn adapted(tag: &str) -> Option<&str> {
     let (layer, _) = tag.split_once("/lora_")?;
     Some(layer)
-}
-
-/// Returns the model of a parameter. The layers of a `Sequential` have paths such as `Sequential.0`.
-fn root(tag: &str) -> &str {
-    tag.split(['/', '.']).next().unwrap_or(tag)
 }
 
 /// Returns the change for the largest model with such adapters. In the layers with adapters the own parameters must have gradients,

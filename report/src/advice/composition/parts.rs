@@ -1,6 +1,6 @@
 //! The memory of a process by its purpose: what advice on it is judged by.
 
-use super::cells::{is_activation, is_data, is_inside, is_of_line, is_role, models, steps_through};
+use super::cells::{is_activation, is_data, is_inside, is_of_line, is_role, models, root, steps_through};
 use super::graphs;
 use super::not_updated::{self, NotUpdated, Tensors};
 use crate::autocast;
@@ -203,8 +203,7 @@ impl<'r> Parts<'r> {
 
     /// Returns the activations of models that have parameters, if all parameters have one element type; else 0.
     pub fn of_modules_of_one_kind(&self) -> i64 {
-        let root = |tag: &'r str| tag.split('/').next();
-        let models: BTreeSet<Option<&str>> = self.parameters_by_tag.keys().map(|tag| root(tag)).collect();
+        let models: BTreeSet<&str> = self.parameters_by_tag.keys().map(|tag| root(tag)).collect();
         let has_one_kind = self.sizes.of_other_kinds()[0] == 0;
         let inside =
             self.by_tag.iter().filter(|(tag, _)| has_one_kind && models.contains(&root(without_sum(tag))));

@@ -103,3 +103,18 @@ fn a_second_call_of_a_module_may_have_the_output_of_a_trained_one() {
     let target = [(Role::Activation, "Vgg/d", 1)];
     assert_eq!(least(&[&target, &net[..], &vgg].concat()), Some(1), "after a call under torch.no_grad()");
 }
+
+#[test]
+fn layers_of_a_sequential_are_one_model() {
+    let held = [
+        (Role::Activation, "Sequential.0", 6),
+        (Role::Activation, "Sequential.1", 6),
+        (Role::Activation, "Net/a", 4),
+        (Role::Gradient, "Sequential.1/weight", 3),
+        (Role::OptimizerState, "Net/a/weight", 1),
+    ];
+    let models = "Sequential\tfloat32\t9\t9\t0\nNet\tfloat32\t9\t9\t9";
+    assert_eq!(first(&training(&held, models)), Some((Kind::EvaluationGradients, [3, 15])));
+    let sentence = items(&training(&held, models)).remove(0).sentence();
+    assert!(sentence.starts_with("No optimizer updates Sequential: "), "{sentence}");
+}
