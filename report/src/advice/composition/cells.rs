@@ -23,6 +23,11 @@ pub(super) fn root(path: &str) -> &str {
     path.split(['/', '.']).next().unwrap_or(path)
 }
 
+/// Returns the module that contains a module or a parameter: `Net/layers` of `Net/layers/gelu`; empty for a root.
+pub(super) fn parent(path: &str) -> &str {
+    path.rsplit_once('/').map_or("", |(parent, _)| parent)
+}
+
 /// Returns whether a path is that of `module`, or of a part of it.
 pub(super) fn is_inside(path: &str, module: &str) -> bool {
     module.is_empty()

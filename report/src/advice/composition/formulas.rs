@@ -4,7 +4,7 @@
 
 use super::super::item::{Item, Kind, Memory, mib};
 use super::activations::repeated;
-use super::cells::{is_inside, root};
+use super::cells::{is_inside, parent, root};
 use super::parts::Parts;
 use crate::names;
 use gpumem_model::cell::without_sum;
@@ -93,11 +93,6 @@ pub(super) fn own_operations(device: &Device, parts: &Parts<'_>) -> Option<Item>
         );
         item.estimated([0, bytes], formula)
     })
-}
-
-/// Returns the module that contains a module: `Net/layers` of `Net/layers/gelu`; empty for a root.
-fn parent(tag: &str) -> &str {
-    tag.rsplit_once('/').map_or("", |(parent, _)| parent)
 }
 
 /// Returns the bytes of the largest module with parameters that has the same parent as `tag`. It gives about the size of the input.

@@ -1,7 +1,7 @@
 //! A module that requires gradients, though no optimizer updates it: a whole model, such as a teacher, or a part of one, such as a
 //! backbone.
 
-use super::cells::{beyond_others, is_activation, is_inside, is_role, models, steps_through};
+use super::cells::{beyond_others, is_activation, is_inside, is_role, models, parent, steps_through};
 use crate::model_sizes::ModelSizes;
 use crate::{Report, held, sum};
 use gpumem_model::cell::without_sum;
@@ -109,11 +109,6 @@ fn part_of<'r>(
     (not_updated > 0 && is_same && !path.is_empty() && !is_trained && is_kept()).then_some(path)
 }
 
-/// Returns the module of a parameter; empty if it has none.
-fn parent(tag: &str) -> &str {
-    tag.rsplit_once('/').map_or("", |(parent, _)| parent)
-}
-
 /// Returns the longest path of a module that contains both.
 fn common<'r>(path: &'r str, other: &str) -> &'r str {
     let mut path = path;
@@ -140,9 +135,9 @@ fn steps_with_gradients(report: &Report<'_>, device: &Device, path: &str, until_
     })
 }
 
-/// Returns whether, in the first step, all of the module has made memory in a forward pass before a trained module made any: then its input depends on no
-/// parameter that an optimizer updates. Each trained module must have made some, because another one may use the parameter of a module
-/// that is never called. A run's cells are in the order in which they were first used.
+/// Returns whether, in the first step, all of the module has made memory in a forward pass before a trained module made any: then its
+/// input depends on no parameter that an optimizer updates. Each trained module must have made some, because another one may use the
+/// parameter of a module that is never called. A run's cells are in the order in which they were first used.
 ///
 /// The module may be called again in the same step, such as a network for a perceptual loss: with the target under
 /// `torch.no_grad()`, and then with the output of a trained module. The activations of the first backward pass show the second call:
