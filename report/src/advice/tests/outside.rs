@@ -75,7 +75,7 @@ fn a_tenant_that_holds_more_is_the_first_advice_on_a_full_device() {
     assert!(found[0].sentence().contains("(pid 7)"), "{}", found[0].sentence());
     let mut child = run.clone();
     child.process.facts.insert("ancestors".into(), "70,7,1".into());
-    assert_eq!(items(&child)[0].kind, Kind::LargeOutput, "the process that started it is no tenant");
+    assert_eq!(items(&child)[0].kind, Kind::LargeOutput, "the process that started it is not a tenant");
     // Another device of the process has a larger tenant and much free memory.
     let mut other = run.devices[0].clone();
     (other.ordinal, other.total_bytes) = (1, Some(64 << 30));
