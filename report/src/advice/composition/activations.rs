@@ -5,7 +5,7 @@ use super::cells::is_inside;
 use super::graphs;
 use super::not_updated::NotUpdated;
 use super::parts::Parts;
-use crate::{names, sum};
+use crate::{Report, findings, names, sum};
 use gpumem_model::cell::without_sum;
 use gpumem_model::names::Named;
 use gpumem_model::run::{Device, Oom};
@@ -131,7 +131,7 @@ pub(super) fn items(device: &Device, parts: &Parts<'_>, oom: Option<&Oom>) -> Ve
 
 /// Returns the change for a step with many times the activations of all earlier ones, such as a batch with one very long sample.
 /// Steps with more passes before their backward pass have more activations for that reason.
-pub(super) fn outlier(device: &Device, parts: &Parts<'_>, oom: &Oom) -> Option<Item> {
+pub(super) fn outlier(report: &Report<'_>, device: &Device, parts: &Parts<'_>, oom: &Oom) -> Option<Item> {
     let rows = &device.details.iterations.rows;
     let steps = rows.iter().map(|row| row.count).sum::<u64>();
     let earlier = rows.iter().map(|row| row.activations.peak_bytes).max().filter(|bytes| *bytes > 0)?;
@@ -144,12 +144,16 @@ pub(super) fn outlier(device: &Device, parts: &Parts<'_>, oom: &Oom) -> Option<I
         let step = oom.step.map_or_else(|| " this step".to_owned(), |step| format!(" step {step}"));
         let item = Item::new(Kind::OutlierBatch, Memory::Activations, device, change);
         let item = item.named(step).named(format!("{factor:.0}"));
+        let of_steps = findings::most_in_use_in_steps(report.run, device);
+        let in_use = oom.tracked_bytes.saturating_sub(signed(oom.idle_bytes.unwrap_or(0)));
+        let saved = parts.activations - earlier;
         let formula = format!(
-            "{} of activations so far, less {} in the largest of {steps} earlier steps",
+            "{} of activations so far, less {} in the largest of {steps} earlier steps; the least: down to the {} in use in these steps",
             mib(parts.activations),
-            mib(earlier)
+            mib(earlier),
+            mib(of_steps)
         );
-        item.estimated([parts.activations - earlier; 2], formula)
+        item.estimated([saved.min(in_use.saturating_sub(of_steps)).max(0), saved], formula)
     })
 }
 

@@ -83,7 +83,7 @@ fn of_parts(report: &Report<'_>, device: &Device, parts: &Parts<'_>, oom: Option
         item.saves_bytes = item.saves_bytes.map(|saved| saved.map(|bytes| bytes.min(parts.used)));
     }
     // A batch that is much larger than all others is the cause, whatever else could be smaller.
-    if let Some(item) = oom.and_then(|oom| activations::outlier(device, parts, oom)) {
+    if let Some(item) = oom.and_then(|oom| activations::outlier(report, device, parts, oom)) {
         let after = items.iter().take_while(|item| item.is_cheap()).count();
         items.insert(after, item);
     }

@@ -203,7 +203,7 @@ fn equal_models_in_a_program_that_trains_nothing_may_be_shared() {
 
 #[test]
 fn a_step_with_many_times_the_activations_is_bounded_first() {
-    let advised = |earlier: i64, steps: u64, passes: u64| {
+    let advised_above = |in_steps: i64, earlier: i64, steps: u64, passes: u64| {
         let mut run = holding(&[
             (Role::Parameter, "Net/h.0/a", 1),
             (Role::Activation, "Net/h.0", 6),
@@ -219,18 +219,24 @@ fn a_step_with_many_times_the_activations_is_bounded_first() {
         };
         let device = &mut run.devices[0];
         device.details.iterations.rows = (0..steps).map(row).collect();
+        let amounts = Amounts::from(vec![(0, in_steps * GIB)]);
+        device.details.timeline.points = vec![Point { time_ns: 15, amounts, rest_bytes: 0 }];
+        device.details.ooms[0].tracked_bytes = 13 * GIB;
         let oom = &mut device.details.ooms[0];
         (oom.step, oom.phase) = (Some(27), Phase::Forward.name().map(Into::into));
         (oom.passes_without_backward, oom.time_ns) = (Some(passes), steps * 10 + 5);
         let item = advice(&run, &Evidence::default()).0.items.remove(0);
         (item.kind == Kind::OutlierBatch).then(|| (item.sentence(), item.saves_bytes))
     };
+    let advised = |earlier, steps, passes| advised_above(1, earlier, steps, passes);
     let (sentence, saved) = advised(3, 20, 1).expect("advice");
     assert!(
         sentence.ends_with("the activations of step 27 are 4 times the most of an earlier step"),
         "{sentence}"
     );
     assert_eq!(saved, Some([9 * GIB; 2]));
+    let (_, saved) = advised_above(6, 3, 20, 1).expect("advice");
+    assert_eq!(saved, Some([7 * GIB, 9 * GIB]), "earlier steps had 6 GiB in the optimizer");
     assert_eq!(advised(6, 20, 1), None, "batches of changing sizes");
     assert_eq!(advised(3, 4, 1), None, "few steps");
     assert_eq!(advised(3, 20, 4), None, "more passes before the backward pass");
