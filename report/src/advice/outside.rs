@@ -56,10 +56,10 @@ pub(super) fn is_child(pid: u32, children: &[Run]) -> bool {
     children.iter().any(|child| child.process.pid == pid)
 }
 
-/// Returns whether a process has started that of the run, directly or not.
+/// Returns whether a process has started that of the run, directly or not. Process 1 has started all, so that says nothing.
 pub(super) fn is_ancestor(pid: u32, run: &Run) -> bool {
     let ancestors = run.process.facts.get("ancestors").map_or("", String::as_str);
-    ancestors.split(',').any(|ancestor| ancestor.parse() == Ok(pid))
+    pid != 1 && ancestors.split(',').any(|ancestor| ancestor.parse() == Ok(pid))
 }
 
 /// Returns the change for another process that held more of the device than this one at the last reading. A child of the process, or

@@ -76,6 +76,9 @@ fn a_tenant_that_holds_more_is_the_first_advice_on_a_full_device() {
     let mut child = run.clone();
     child.process.facts.insert("ancestors".into(), "70,7,1".into());
     assert_eq!(items(&child)[0].kind, Kind::LargeOutput, "the process that started it is not a tenant");
+    child.process.facts.insert("ancestors".into(), "70,1".into());
+    child.devices[0].tenants = child.devices[0].tenants.iter().map(|(_, used)| (1, *used)).collect();
+    assert_eq!(items(&child)[0].kind, Kind::OtherProcess, "process 1 has started all");
     // Another device of the process has a larger tenant and much free memory.
     let mut other = run.devices[0].clone();
     (other.ordinal, other.total_bytes) = (1, Some(64 << 30));
