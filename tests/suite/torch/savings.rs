@@ -82,7 +82,7 @@ const THROUGH: Width =
 const INPUTS: Width =
     Some("the sizes of single blocks are not kept, so the inputs of the modules have an upper bound only");
 
-const PLANTED: [Planted; 52] = [
+const PLANTED: [Planted; 51] = [
     file("accumulate.py", "18G", "retained_tensors"),
     Planted { before: Before::Needed, ..file("adam_temp.py", "24G", "optimizer_temporaries") },
     Planted {
@@ -149,11 +149,6 @@ const PLANTED: [Planted; 52] = [
         ..planted("state_too_large", "optimizer_state")
     },
     Planted { before: Before::Needed, ..planted("temporaries_too_large", "optimizer_temporaries") },
-    Planted {
-        before: Before::Needed,
-        width: Some("the buckets may be made again while the old ones exist"),
-        ..planted("buckets_too_large", "gradient_buckets")
-    },
     Planted { figure: "reserved", has_requests: true, ..planted("a_stream_for_each_request", "streams") },
     Planted {
         before: Before::Needed,
