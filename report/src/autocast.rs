@@ -2,7 +2,7 @@
 
 use crate::category::{COPIES, OUTPUTS};
 use crate::model_sizes::ModelSizes;
-use crate::{sum, sums};
+use crate::{is_about, sum, sums};
 use gpumem_model::names::Named;
 use gpumem_model::run::{Amounts, Cell, Class, Run};
 use gpumem_wire::{Phase, Role};
@@ -27,7 +27,7 @@ pub(crate) fn copies<'r>(
     let of_modules = sums(of_modules);
     let is_copy = |(tag, bytes): &(&&'r str, &i64)| {
         let half = of_modules.get(**tag).map_or(0, |bytes| bytes / 2);
-        half > 0 && half.abs_diff(**bytes) as f64 <= half as f64 * SAME_SIZE_SHARE
+        half > 0 && is_about(**bytes, half, SAME_SIZE_SHARE)
     };
     let copies = of_forward.iter().filter(is_copy).map(|(tag, bytes)| (*tag, *bytes));
     let copies: BTreeMap<&str, i64> = copies.collect();

@@ -531,6 +531,11 @@ pub(crate) fn ranked_parts(parts: impl IntoIterator<Item = (String, i64)>) -> Ve
     parts
 }
 
+/// Returns whether an amount differs from another by at most a share of the other.
+pub(crate) fn is_about(amount: i64, other: i64, share: f64) -> bool {
+    amount.abs_diff(other) as f64 <= other as f64 * share
+}
+
 /// Returns the sum of amounts; a sum that overflows becomes the largest number.
 pub(crate) fn sum(amounts: impl IntoIterator<Item = i64>) -> i64 {
     amounts.into_iter().fold(0, i64::saturating_add)

@@ -81,9 +81,8 @@ pub(super) fn items(
 
 /// Returns the change for activations of passes without a backward pass. Without them, the training steps set the peak.
 fn no_backward(run: &Run, device: &Device, oom: &Oom, finding: &Finding) -> Item {
-    let of_steps = findings::most_in_use_in_steps(run, device);
-    let in_use = oom.tracked_bytes.saturating_sub(signed(oom.idle_bytes.unwrap_or(0)));
-    let saved = finding.bytes.min(in_use.saturating_sub(of_steps)).max(0);
+    let (of_steps, beyond) = findings::beyond_steps(run, device, oom);
+    let saved = finding.bytes.min(beyond);
     let change = "Run the passes that are not for training{0} under torch.no_grad()";
     let formula = format!(
         "{} of activations of forward passes without a backward pass, at most down to the {} in use in training steps",

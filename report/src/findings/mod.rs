@@ -132,11 +132,14 @@ fn in_use(run: &Run, point: &Point) -> i64 {
     point.tracked_bytes().saturating_sub(idle_of(run, &point.amounts))
 }
 
-/// Returns the most bytes that were in use until the end of the last completed step; 0 before the first one.
-pub(crate) fn most_in_use_in_steps(run: &Run, device: &Device) -> i64 {
+/// Returns the most bytes that were in use until the end of the last completed step (0 before the first one), and how many more a
+/// failed request found in use.
+pub(crate) fn beyond_steps(run: &Run, device: &Device, oom: &Oom) -> (i64, i64) {
     let end_ns = device.details.iterations.rows.last().map_or(0, |row| row.end_ns);
     let points = device.details.timeline.points.iter().filter(|point| point.time_ns <= end_ns);
-    points.map(|point| in_use(run, point)).max().unwrap_or(0)
+    let of_steps = points.map(|point| in_use(run, point)).max().unwrap_or(0);
+    let now = oom.tracked_bytes.saturating_sub(signed(oom.idle_bytes.unwrap_or(0)));
+    (of_steps, now.saturating_sub(of_steps).max(0))
 }
 
 /// Returns the most tracked bytes that were in use at one moment, and that moment; `None` if it is the peak.

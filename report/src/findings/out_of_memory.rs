@@ -8,7 +8,7 @@ use super::{clues, growth};
 use crate::model_sizes::ModelSizes;
 use crate::oom::{holder_name, holders_of};
 use crate::place::{self, OF_PASSES};
-use crate::{GroupBy, Report, held, names, sum};
+use crate::{GroupBy, Report, held, is_about, names, sum};
 use gpumem_model::cell::HIDDEN_TAG;
 use gpumem_model::escape::escape;
 use gpumem_model::keeper::Keeper;
@@ -352,7 +352,7 @@ impl<'r> Request<'r> {
     /// temporary of them.
     fn request_clue(&self, report: &Report<'_>, amounts: &Amounts) -> String {
         let asked = signed(self.oom.asked_bytes);
-        let is_same = |bytes: i64| bytes.abs_diff(asked) as f64 <= asked as f64 * SAME_SIZE;
+        let is_same = |bytes: i64| is_about(bytes, asked, SAME_SIZE);
         let outputs = report.by_tag(amounts, |cell| cell.role.as_deref() == Role::Activation.name());
         let largest = outputs.into_iter().max_by_key(|(_, bytes)| *bytes);
         let same = largest.filter(|(tag, bytes)| is_same(*bytes) && *tag != HIDDEN_TAG);

@@ -144,8 +144,7 @@ pub(super) fn outlier(report: &Report<'_>, device: &Device, parts: &Parts<'_>, o
         let step = oom.step.map_or_else(|| " this step".to_owned(), |step| format!(" step {step}"));
         let item = Item::new(Kind::OutlierBatch, Memory::Activations, device, change);
         let item = item.named(step).named(format!("{factor:.0}"));
-        let of_steps = findings::most_in_use_in_steps(report.run, device);
-        let in_use = oom.tracked_bytes.saturating_sub(signed(oom.idle_bytes.unwrap_or(0)));
+        let (of_steps, beyond) = findings::beyond_steps(report.run, device, oom);
         let saved = parts.activations - earlier;
         let formula = format!(
             "{} of activations so far, less {} in the largest of {steps} earlier steps; the least: down to the {} in use in these steps",
@@ -153,7 +152,7 @@ pub(super) fn outlier(report: &Report<'_>, device: &Device, parts: &Parts<'_>, o
             mib(earlier),
             mib(of_steps)
         );
-        item.estimated([saved.min(in_use.saturating_sub(of_steps)).max(0), saved], formula)
+        item.estimated([saved.min(beyond), saved], formula)
     })
 }
 

@@ -2,11 +2,11 @@
 //! state, and a queue of tensors.
 
 use super::super::item::{Item, Kind, Memory, mib};
-use super::cells::steps_through;
-use super::data::lines;
+use super::cells::{beyond_others, steps_through};
+use super::data::{is_of_lines, lines};
 use super::parts::Parts;
-use crate::{Report, held};
-use gpumem_model::run::{Class, Device};
+use crate::{Report, is_about};
+use gpumem_model::run::{Cell, Device};
 use std::collections::BTreeMap;
 
 /// Maximum difference of such a copy from the parameters and the state, as a share of these: buffers are copied, too.
@@ -39,10 +39,8 @@ struct Course<'r> {
     line: &'r str,
     /// Bytes at the peak.
     bytes: i64,
-    /// Time, bytes of the line, and all bytes in use, at the points of the timeline.
-    points: Vec<(u64, i64, i64)>,
-    /// All bytes in use at the peak.
-    in_use: i64,
+    /// Time, and bytes of the line, at the points of the timeline.
+    points: Vec<(u64, i64)>,
 }
 
 /// Returns the change for the line with the most memory, in a program that fits.
@@ -52,13 +50,11 @@ pub(super) fn item(report: &Report<'_>, device: &Device, parts: &Parts<'_>) -> O
     if !parts.is_large(bytes) {
         return None;
     }
-    let idle = |amounts| held(report.run, amounts, |cell| cell.class == Class::PoolIdle);
     let points = device.details.timeline.points.iter().map(|point| {
         let level = lines(report, &point.amounts).get(line).copied().unwrap_or(0);
-        (point.time_ns, level, point.tracked_bytes().saturating_sub(idle(&point.amounts)))
+        (point.time_ns, level)
     });
-    let in_use = device.peak.tracked_bytes?.saturating_sub(idle(&device.peak.amounts));
-    let course = Course { line, bytes, points: points.collect(), in_use };
+    let course = Course { line, bytes, points: points.collect() };
     course.copies(report, device, parts).or_else(|| course.queue(device))
 }
 
@@ -67,17 +63,14 @@ impl Course<'_> {
     fn copies(&self, report: &Report<'_>, device: &Device, parts: &Parts<'_>) -> Option<Item> {
         let state = parts.parameters.saturating_add(parts.optimizer);
         let count = (self.bytes as f64 / state.max(1) as f64).round() as i64;
-        let is_copy = |bytes: i64, copies: i64| {
-            let of_copies = state.saturating_mul(copies);
-            bytes.abs_diff(of_copies) as f64 <= of_copies as f64 * SAME_SHARE
-        };
+        let is_copy = is_about(self.bytes, state.saturating_mul(count), SAME_SHARE);
         let rows = &device.details.iterations.rows;
         // A copy of the state can be made only after the first step has made the state.
         let is_later = self
             .points
             .iter()
-            .find(|(_, level, _)| *level > 0)
-            .is_some_and(|(time_ns, ..)| rows.first().is_some_and(|row| row.end_ns <= *time_ns));
+            .find(|(_, level)| *level > 0)
+            .is_some_and(|(time_ns, _)| rows.first().is_some_and(|row| row.end_ns <= *time_ns));
         let is_kept = || {
             steps_through(device, rows.last().map_or(0, |row| row.end_ns), |point| {
                 let level = lines(report, &point.amounts).get(self.line).copied().unwrap_or(0);
@@ -85,7 +78,7 @@ impl Course<'_> {
             }) >= LEAST_STEPS
         };
         let has_state = parts.parameters > 0 && parts.optimizer > 0 && count > 0;
-        if !has_state || !is_copy(self.bytes, count) || !is_later || !is_kept() {
+        if !has_state || !is_copy || !is_later || !is_kept() {
             return None;
         }
         let is_surely_unread =
@@ -105,8 +98,8 @@ impl Course<'_> {
             mib(self.bytes),
             mib(state)
         );
-        let others = self.points.iter().map(|(_, level, in_use)| in_use.saturating_sub(*level)).max()?;
-        let least = self.in_use.saturating_sub(others.max(self.in_use.saturating_sub(self.bytes)));
+        let is_of_line = |cell: &Cell| is_of_lines(cell) && cell.tag.as_deref() == Some(self.line);
+        let least = beyond_others(report, device, &device.peak.amounts, is_of_line);
         let least_saved = if is_surely_unread { least } else { 0 };
         (least > 0).then(|| item.estimated([least_saved, self.bytes], formula))
     }
@@ -115,7 +108,7 @@ impl Course<'_> {
     /// queue of batches that are ready, or a buffer of the latest results.
     fn queue(&self, device: &Device) -> Option<Item> {
         let is_full = |level: i64| level as f64 >= self.bytes as f64 * FULL_SHARE;
-        let full = self.points.iter().filter(|(_, level, _)| is_full(*level)).count();
+        let full = self.points.iter().filter(|(_, level)| is_full(*level)).count();
         let pairs = self.points.windows(2).map(|pair| (pair[0].1, pair[1].1));
         let pairs = pairs.filter(|(before, after)| is_full(*before) && is_full(*after));
         // Small tensors beside the large ones, such as labels, do not count.

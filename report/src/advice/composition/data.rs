@@ -109,11 +109,14 @@ pub(super) fn history(report: &Report<'_>, device: &Device, parts: &Parts<'_>) -
     Some(item.estimated([saved, bytes], formula))
 }
 
+/// Returns whether a line of the program has allocated a cell's blocks outside of every pass, and they have no role of a model.
+pub(super) fn is_of_lines(cell: &Cell) -> bool {
+    is_of_line(cell) && cell.phase.is_none() && (cell.role.is_none() || is_role(cell, Role::Temporary))
+}
+
 /// Returns the bytes by line of the program of memory that was made outside of every pass and has no role of a model.
 pub(super) fn lines<'r>(report: &'r Report<'_>, amounts: &Amounts) -> BTreeMap<&'r str, i64> {
-    report.by_tag(amounts, |cell| {
-        is_of_line(cell) && cell.phase.is_none() && (cell.role.is_none() || is_role(cell, Role::Temporary))
-    })
+    report.by_tag(amounts, is_of_lines)
 }
 
 /// Returns whether a line's memory rose in many passes to these bytes, and stayed.

@@ -6,7 +6,7 @@ use super::super::item::{Item, Kind, Memory, mib};
 use super::activations::repeated;
 use super::cells::{is_inside, parent, root};
 use super::parts::Parts;
-use crate::names;
+use crate::{is_about, names};
 use gpumem_model::cell::without_sum;
 use gpumem_model::run::Device;
 use gpumem_model::units::plural;
@@ -40,8 +40,7 @@ pub(super) fn of_line(device: &Device, parts: &Parts<'_>) -> Option<Item> {
     let (line, bytes) = lines.max_by_key(|(_, bytes)| **bytes)?;
     let made = parts.backward_outside;
     let count = (made as f64 / (*bytes).max(1) as f64).round() as i64;
-    let of_count = bytes.saturating_mul(count);
-    let is_same = made.abs_diff(of_count) as f64 <= of_count as f64 * SAME_SHARE;
+    let is_same = is_about(made, bytes.saturating_mul(count), SAME_SHARE);
     let is_large =
         *bytes as f64 >= parts.used as f64 * LINE_SHARE && parts.is_large(bytes.saturating_add(made));
     (is_same && count >= LEAST_TENSORS && is_large).then(|| {

@@ -3,7 +3,7 @@
 
 use super::cells::{beyond_others, is_activation, is_inside, is_role, models, parent, steps_through};
 use crate::model_sizes::ModelSizes;
-use crate::{Report, held, sum};
+use crate::{Report, held, is_about, sum};
 use gpumem_model::cell::without_sum;
 use gpumem_model::names::Named;
 use gpumem_model::run::{Amounts, Cell, Class, Device};
@@ -100,7 +100,7 @@ fn part_of<'r>(
         .map(|(tag, bytes)| (*tag, *bytes))
         .collect();
     let bytes = sum(without.iter().map(|(_, bytes)| *bytes));
-    let is_same = bytes.abs_diff(not_updated) as f64 <= not_updated as f64 * SAME_SHARE;
+    let is_same = is_about(bytes, not_updated, SAME_SHARE);
     let path = without.iter().map(|(tag, _)| parent(tag)).reduce(common)?;
     let is_trained = parameters().any(|(tag, _)| is_inside(tag, path) && tensors.states.contains_key(tag));
     // The peak may lie in an early step.

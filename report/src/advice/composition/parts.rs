@@ -6,7 +6,7 @@ use super::not_updated::{self, NotUpdated, Tensors};
 use crate::autocast;
 use crate::model_sizes::ModelSizes;
 use crate::names;
-use crate::{Report, held, most_used, sum};
+use crate::{Report, held, is_about, most_used, sum};
 use gpumem_model::cell::without_sum;
 use gpumem_model::names::Named;
 use gpumem_model::run::{Amounts, Cell, Class, Device, Oom};
@@ -88,7 +88,7 @@ fn checkpoint<'r>(report: &'r Report<'_>, device: &Device, amounts: &Amounts) ->
     let (line, bytes) = loaded(amounts).into_iter().max_by_key(|(_, bytes)| *bytes)?;
     let models = models(report, amounts, |cell| is_role(cell, Role::Parameter));
     let all = sum(models.values().copied());
-    let is_copy = |of: &i64| bytes.abs_diff(*of) as f64 <= *of as f64 * SAME_SHARE;
+    let is_copy = |of: &i64| is_about(bytes, *of, SAME_SHARE);
     let is_kept = |point: &Point| loaded(&point.amounts).get(line).is_some_and(|kept| *kept >= bytes);
     let until_ns = device.details.iterations.rows.last()?.end_ns;
     (models.values().chain([&all]).any(is_copy) && steps_through(device, until_ns, is_kept) >= KEPT_STEPS)

@@ -3,7 +3,7 @@
 use super::super::item::{Item, Kind, Memory, mib};
 use super::cells::is_role;
 use super::parts::Parts;
-use crate::{Report, names};
+use crate::{Report, is_about, names};
 use gpumem_model::names::Named;
 use gpumem_model::run::{Amounts, Cell, Class, Device, Oom};
 use gpumem_model::units::signed;
@@ -21,8 +21,7 @@ fn is_of_pass(cell: &Cell) -> bool {
 }
 
 fn is_twice(bytes: i64, output: i64) -> bool {
-    let twice = output.saturating_mul(2);
-    bytes.abs_diff(twice) as f64 <= twice as f64 * SAME_SHARE
+    is_about(bytes, output.saturating_mul(2), SAME_SHARE)
 }
 
 /// Returns the line outside of modules with the most bytes and the module with the most, if the line has twice as many.
@@ -38,7 +37,7 @@ fn copy<'r>(tags: &BTreeMap<&'r str, i64>) -> Option<(&'r str, i64, &'r str)> {
 /// Returns whether all of a line's bytes have one role. Two tensors with the type of the output, such as a rearranged copy and a
 /// result that is kept for the backward pass, have as many bytes as one copy in float32.
 fn is_one_cell(report: &Report<'_>, amounts: &Amounts, line: &str, bytes: i64) -> bool {
-    let is_same = |of_cell: i64| bytes.abs_diff(of_cell) as f64 <= bytes as f64 * SAME_SHARE;
+    let is_same = |of_cell: i64| is_about(of_cell, bytes, SAME_SHARE);
     let is_of_line = |cell: &Cell| is_of_pass(cell) && cell.tag.as_deref() == Some(line);
     amounts.iter().any(|(cell, of_cell)| is_same(*of_cell) && report.cell(*cell).is_some_and(is_of_line))
 }
