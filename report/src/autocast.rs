@@ -1,8 +1,8 @@
 //! Recognises the copies of float32 weights in half precision that autocast keeps while it is in force.
 
+use crate::amounts::{is_about, sum, sums};
 use crate::category::{COPIES, OUTPUTS};
 use crate::model_sizes::ModelSizes;
-use crate::{is_about, sum, sums};
 use gpumem_model::names::Named;
 use gpumem_model::run::{Amounts, Cell, Class, Run};
 use gpumem_wire::{Phase, Role};

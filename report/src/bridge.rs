@@ -9,7 +9,8 @@
 //! recorded for that moment, so they always add up.
 
 use super::names::{TORCH, library};
-use crate::{held, sum};
+use crate::amounts::sum;
+use crate::held;
 use gpumem_model::run::{Cell, Class, Device, Moment, Pool, Run};
 use serde::Serialize;
 

@@ -1,6 +1,7 @@
 //! Summary of a job that ended, with its verdict, in at most eight lines, for the terminal in which it ran.
 
-use super::{Report, apportioned, folded_parts, ooms, ranked_parts, sum_of};
+use super::{Report, ooms};
+use crate::amounts::{apportioned, folded_parts, ranked_parts, sum_of};
 use crate::findings::{Findings, text};
 use crate::labels::{COMMAND, command_line_of, device_title};
 use crate::lines::{count_processes, flags, in_brackets};

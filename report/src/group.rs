@@ -2,10 +2,11 @@
 //! and in each row whose amounts are all known as used = predates + tracked + gap.
 
 use super::table::Table;
+use crate::amounts::sum;
 use crate::encode::{csv_field, csv_number};
+use crate::held;
 use crate::labels::{device_name, label, rank};
 use crate::lines::{flags, in_brackets};
-use crate::{held, sum};
 use gpumem_model::escape::escape;
 use gpumem_model::run::{Class, Device, Run};
 use gpumem_model::units::Unit;

@@ -1,6 +1,6 @@
 //! Sizes of the program's models by element type, as its agent describes them (`Body::Models` of the wire format).
 
-use crate::sum;
+use crate::amounts::sum;
 use gpumem_model::run::Run;
 use std::collections::BTreeMap;
 

@@ -2,8 +2,8 @@
 
 pub use gpumem_model::cell::TORCH;
 
+use crate::amounts::{largest_first, sum, sums};
 use crate::category::is_named_by_rules;
-use crate::{largest_first, sum, sums};
 use gpumem_model::cell::without_sum;
 use gpumem_model::run::{Cell, Class, Run};
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,8 +1,9 @@
 //! Names the place that holds most of a part of the memory: a line of the program, a module, or a group of repeated modules.
 
+use crate::amounts::{sum, sums};
 use crate::category::OUTPUTS;
 use crate::names::{group, is_line};
-use crate::{GroupBy, Report, sum, sums};
+use crate::{GroupBy, Report};
 use gpumem_model::cell::{HIDDEN_TAG, SUM, without_sum};
 use gpumem_model::run::Amounts;
 use std::collections::{BTreeMap, BTreeSet};

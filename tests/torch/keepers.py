@@ -152,16 +152,8 @@ def seen_by_the_program(program):
     say(is_freed=dropped() is None)
 
 
-def wait_for_observer():
-    """The agent attaches its observer some tenths of a second after it has started."""
-    core = getattr(getattr(sys.modules.get("_gpumem_torch"), "_core", None), "_core", None)
-    while core is not None and not core.keepers.attach(torch):
-        time.sleep(0.01)
-
-
 torch.empty(1, device="cuda")
 wait_for_frames()
-wait_for_observer()
 chosen = globals()[sys.argv[1]]
 if len(sys.argv) > 2:
     seen_by_the_program(chosen)

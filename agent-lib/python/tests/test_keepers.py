@@ -15,8 +15,11 @@ from collections import OrderedDict, defaultdict, deque
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from gpumem.torch import _keepers  # noqa: E402
-from gpumem.torch._keepers import Held, find  # noqa: E402
+from gpumem.torch._keepers import Deadline, Held, find  # noqa: E402
 from gpumem.torch._objects import count_references  # noqa: E402
+
+
+WITH_GIL = unittest.skipUnless(getattr(sys, "_is_gil_enabled", lambda: True)(), "without the GIL nothing is scanned")
 
 
 class Tensor:
@@ -80,7 +83,7 @@ def all_tensors():
 
 def rows(seconds=60.0):
     found = all_tensors()
-    return find(found, (Derived,), time.monotonic() + seconds)
+    return find(found, (Derived,), Deadline(seconds, seconds))
 
 
 def names(seconds=60.0):
@@ -255,14 +258,22 @@ class Harmless(unittest.TestCase):
         global THINGS
         THINGS = [[[[tensors()]]]]
         self.assertEqual(rows(seconds=-1.0), [])
+        # Either of the two clocks ends it.
+        self.assertEqual(find(all_tensors(), (Derived,), Deadline(-1.0, 60.0)), [])
+        self.assertEqual(find(all_tensors(), (Derived,), Deadline(60.0, -1.0)), [])
         many = [[number] for number in range(1_000_000)]
         found = all_tensors()
-        begun = time.monotonic()
-        (row,) = find(found, (), begun + 0.01) or [None]
+        begun = time.thread_time()
+        (row,) = find(found, (), Deadline(0.01, 60.0)) or [None]
         del many
         THINGS = None
-        self.assertLess(time.monotonic() - begun, 5.0)
+        self.assertLess(time.thread_time() - begun, 5.0)
         self.assertIsNone(row)
+
+    def test_time_that_others_use_does_not_count(self):
+        deadline = Deadline(0.5, 60.0)
+        time.sleep(0.6)
+        self.assertFalse(deadline.is_over())
 
     def test_no_code_of_the_program_runs(self):
         global THINGS
@@ -318,6 +329,7 @@ class Harmless(unittest.TestCase):
                 del sys.modules["torch"]
         return keepers.left < _keepers.SCANS
 
+    @WITH_GIL
     def test_errors_of_signal_handlers_reach_the_program(self):
         def handler():
             raise TimeoutError("of the program")
@@ -327,6 +339,7 @@ class Harmless(unittest.TestCase):
             self.scanned(lambda torch: other())
         self.assertTrue(gc.isenabled())
 
+    @WITH_GIL
     def test_no_other_thread_and_no_collection_runs_during_a_scan(self):
         count, ended, seen, interval = [0], threading.Event(), [], sys.getswitchinterval()
 
@@ -369,6 +382,7 @@ class Harmless(unittest.TestCase):
         del kept
         self.assertGreaterEqual(with_it - count_references(), 900_000)
 
+    @WITH_GIL
     def test_failed_scans_stay_silent_and_few(self):
         calls = []
         keepers = _keepers.Keepers()

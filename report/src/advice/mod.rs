@@ -179,6 +179,7 @@ fn together(report: &Report<'_>, items: &[Item]) -> Option<(Vec<usize>, i64)> {
         |device: &&Device| chosen.first().is_some_and(|(_, item)| item.device == Some(device.ordinal));
     // The memory of the driver for the process stays.
     let tracked = report.run.devices.iter().find(of_device).and_then(|device| device.peak.tracked_bytes);
-    let sum = crate::sum(chosen.iter().map(|(_, item)| item.most())).min(tracked.unwrap_or(i64::MAX));
+    let sum =
+        crate::amounts::sum(chosen.iter().map(|(_, item)| item.most())).min(tracked.unwrap_or(i64::MAX));
     (chosen.len() > 1).then(|| (chosen.into_iter().map(|(number, _)| number).collect(), sum))
 }

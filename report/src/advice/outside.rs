@@ -87,7 +87,7 @@ pub(super) fn idle(children: &[Run]) -> Vec<Item> {
         let idle: Vec<(&Run, &Device, i64)> =
             on_it.filter_map(|(run, device)| Some((run, device, idle_bytes(run, device)?))).collect();
         let (first, device, _) = idle.first()?;
-        let bytes = crate::sum(idle.iter().map(|(.., bytes)| *bytes));
+        let bytes = crate::amounts::sum(idle.iter().map(|(.., bytes)| *bytes));
         let pids = idle.iter().map(|(run, ..)| run.process.pid.to_string()).collect::<Vec<_>>().join(", ");
         let name = first.process.facts.get("comm").cloned().unwrap_or_default();
         let change = "Keep CUDA out of the child processes ({0}): move tensors to the GPU in the parent only";

@@ -4,8 +4,8 @@
 //! applies the same rules to both sides and shortens tag paths to the same depth. For a job, the runs of its ranks are summed.
 
 use super::{At, Pairing};
+use crate::amounts::sums;
 use crate::labels::{PROCESS, RANK, rank};
-use crate::sums;
 use gpumem_model::fields::Field;
 use gpumem_model::run::{
     Caveat, Clock, Coverage, Details, Device, Moment, Process, ProgramData, Run, Source, State,

@@ -2,9 +2,10 @@
 
 use super::text::Shown;
 use super::{At, Diff, Pair, Pairing, SIDES, difference};
+use crate::amounts::sums;
 use crate::labels::device_name;
 use crate::lines::clean_name;
-use crate::{Part, Row, Statement, sums};
+use crate::{Part, Row, Statement};
 use gpumem_model::escape::escape;
 use gpumem_model::time::Times;
 use gpumem_model::units::plural;

@@ -128,5 +128,5 @@ fn ooms(here: &ExplainedRun<'_>, which: &str) -> Option<String> {
 fn beside(here: &ExplainedRun<'_>) -> i64 {
     let beside = &here.device.beside;
     let host = [beside.managed_bytes, beside.pinned_bytes, beside.registered_bytes, beside.host_vmm_bytes];
-    crate::sum(host.into_iter().chain([beside.imported_bytes]))
+    crate::amounts::sum(host.into_iter().chain([beside.imported_bytes]))
 }

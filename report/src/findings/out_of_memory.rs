@@ -5,10 +5,11 @@ mod tests;
 
 use super::finding::{Finding, Kind, Severity, mib, rank};
 use super::{clues, growth};
+use crate::amounts::{is_about, sum};
 use crate::model_sizes::ModelSizes;
 use crate::oom::{holder_name, holders_of};
 use crate::place::{self, OF_PASSES};
-use crate::{GroupBy, Report, held, is_about, names, sum};
+use crate::{GroupBy, Report, held, names};
 use gpumem_model::cell::HIDDEN_TAG;
 use gpumem_model::escape::escape;
 use gpumem_model::keeper::Keeper;

@@ -6,6 +6,7 @@
 
 use super::blocks::{blocks, why_none};
 use super::holdings::{Strings, holdings};
+use crate::amounts::{largest_first, sum};
 use crate::bridge::Bridge;
 use crate::encode::object;
 use crate::group::ProcessAmounts;
@@ -16,7 +17,7 @@ use crate::own::{by_total, figures, lengths, name_of, remarks, title_of};
 use crate::plot::palette;
 use crate::steps::{description, grouped, split_largest};
 use crate::text;
-use crate::{GroupBy, Part, Report, iterations, largest_first, largest_total, sum};
+use crate::{GroupBy, Part, Report, iterations, largest_total};
 use gpumem_model::ending::Ending;
 use gpumem_model::escape::escape;
 use gpumem_model::program_data::{Counter, LOST, Range};

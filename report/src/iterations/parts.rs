@@ -50,7 +50,7 @@ pub(super) fn parts(
             return amounts;
         };
         amounts.extend(names.iter().map(|(_, bytes)| bytes.get(point).copied()));
-        let known = |amounts: &[Option<i64>]| crate::sum(amounts.iter().flatten().copied());
+        let known = |amounts: &[Option<i64>]| crate::amounts::sum(amounts.iter().flatten().copied());
         amounts.push(Some(held.saturating_sub(known(&amounts)).max(0)));
         amounts.push(Some(row.tracked.peak_bytes.saturating_sub(known(&amounts))));
         amounts

@@ -77,7 +77,7 @@ const LEAST_STILL: f64 = 0.25;
 pub fn rises_rarely(amounts: &[i64], stride: f64) -> bool {
     let changes = || amounts.windows(2).filter_map(|pair| pair.last()?.checked_sub(*pair.first()?));
     let count = amounts.len().saturating_sub(1).max(1) as f64;
-    let mean = crate::sum(changes()) as f64 / count;
+    let mean = crate::amounts::sum(changes()) as f64 / count;
     let still = changes().filter(|change| (*change as f64) < mean / 2.0).count() as f64 / count;
     still >= LEAST_STILL && 1.0 - still.powf(1.0 / stride.max(1.0)) < 0.5
 }

@@ -3,9 +3,9 @@
 use super::holders::{holders_of, name};
 use super::{Entry, caught_lines, end_lines, entries, place, ranks, uncounted_lines, verdict, why_no_record};
 use crate::Report;
+use crate::amounts::sum;
 use crate::findings::{self, FRAGMENTED_SHARE, Finding, Kind};
 use crate::labels::{command_line_of, exit, label_with_pid};
-use crate::sum;
 use gpumem_model::ending::Ending;
 use gpumem_model::run::{Fate, Oom, OomKind, Run};
 use gpumem_model::time::Times;

@@ -1,9 +1,10 @@
 //! Holders of the device's memory when memory ran out. Holders, memory of no process, the driver's share and free memory add up
 //! to the device's size as printed. Also divides the process's own memory by name.
 
+use crate::Report;
+use crate::amounts::{apportioned, folded_parts, sum_of};
 use crate::labels::{free_name, rest_name};
 use crate::table::{Align, Table, pad, width};
-use crate::{Report, apportioned, folded_parts, sum_of};
 use gpumem_model::escape::escape;
 use gpumem_model::run::{Holder, Moment, Oom, OomDevice};
 use gpumem_model::time::Times;

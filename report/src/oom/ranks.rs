@@ -1,8 +1,9 @@
 //! One line about the other ranks (processes) of the job at the time when one rank ran out of memory.
 
+use crate::amounts::sum;
 use crate::labels::rank as rank_of;
 use crate::lines::{listed, span};
-use crate::{ooms, sum};
+use crate::ooms;
 use gpumem_model::escape::escape;
 use gpumem_model::run::{OPEN_FATE_NS, Run, State};
 use gpumem_model::units::{Unit, signed};

@@ -1,8 +1,9 @@
 //! States in one line why memory ran out, or which other cause ended the process.
 
 use super::holders::{growth, holders_of, name};
+use crate::Report;
+use crate::amounts::sum;
 use crate::findings::{self, Finding};
-use crate::{Report, sum};
 use gpumem_model::ending::{Cause, Ending};
 use gpumem_model::escape::escape;
 use gpumem_model::run::{Device, Holder, Oom};

@@ -1,7 +1,7 @@
 //! Bars as data: the parts of a bar, which colour each category gets, and how small parts are summed.
 
 use super::palette::{self, Pattern, RANKS};
-use crate::{largest_first, sum};
+use crate::amounts::{largest_first, sum};
 use gpumem_model::units::thousands;
 use std::collections::{BTreeMap, BTreeSet};
 

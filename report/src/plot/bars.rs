@@ -6,7 +6,7 @@ use super::bar::{Bar, Segment, fill, folded, rank, ranks};
 use super::drawing::{Anchor, Data, Drawing, Rect, Text};
 use super::helvetica::{WIDER, distinct, fitted};
 use super::palette::{BLACK, Pattern};
-use crate::sum;
+use crate::amounts::sum;
 use gpumem_model::units::{Unit, thousands};
 
 pub(super) const MARGIN: f64 = 16.0;

@@ -2,10 +2,11 @@
 //! of the table above them.
 
 use super::table::Shown;
+use crate::amounts::sum;
 use crate::bridge::{Bridge, Source, disagreement, reported_totals};
 use crate::diff::sum_of_moments;
 use crate::lines::Lines;
-use crate::{Part, Report, sum};
+use crate::{Part, Report};
 use gpumem_model::run::Device;
 use gpumem_model::units::{Unit, signed, thousands};
 

@@ -1,11 +1,12 @@
 //! Writes facts about a device below its table: when untrackable memory was measured, what `Others` contains, which other
 //! processes have memory on the device.
 
+use crate::amounts::{apportioned, largest_first, sum, sum_of, sums};
 use crate::labels::{free_name, rest_name};
 use crate::lines::{Lines, clean_name, listed};
 use crate::rules::NO_TAG;
 use crate::steps::largest_unexplained;
-use crate::{GroupBy, Report, apportioned, gap_distance, growth, largest_first, sum, sum_of, sums};
+use crate::{GroupBy, Report, gap_distance, growth};
 use gpumem_model::run::{Clock, Device, OomDevice};
 use gpumem_model::time::Times;
 use gpumem_model::units::{Unit, signed, thousands};

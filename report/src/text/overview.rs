@@ -1,9 +1,10 @@
 //! Writes a table with one row for each device of a process, and facts about all of them.
 
+use crate::amounts::{apportioned, folded_parts, ranked_parts, sum, sum_of, sums};
 use crate::group::{self, Line, ProcessAmounts};
 use crate::labels::device_title;
 use crate::lines::{Lines, clean_name, flags};
-use crate::{Report, apportioned, folded_parts, growth, ranked_parts, sum, sum_of, sums};
+use crate::{Report, growth};
 use gpumem_model::run::Device;
 use gpumem_model::time::Times;
 use gpumem_model::units::Unit;

@@ -219,10 +219,8 @@ def start(address_of: Callable[[str], int]) -> int:
             raise
         _core = begun
         _say(begun)
-        answer = _finish(torch, begun)
-        # The call that has started the agent also initialises CUDA, so this is done soon.
-        is_observed = begun.keepers.attach(torch)
-        return answer or (AGAIN if not is_observed else DONE if _trains(begun) else WHEN_QUIET)
+        begun.keepers.attach(torch)
+        return _finish(torch, begun) or (DONE if _trains(begun) else WHEN_QUIET)
     except Exception as error:
         functions.roles(DEGRADED, text("%s: %s" % (type(error).__name__, error)))
         return FAILED
@@ -275,6 +273,7 @@ def idle() -> int:
         return LATER
     here.is_looking = True
     try:
+        here.keepers.attach(sys.modules["torch"])
         here.is_dirty = here.is_dirty or next_record() != here.head
         if here.is_dirty and not _trains(here):
             if time.perf_counter() < here.idle_due:
@@ -333,7 +332,7 @@ def _look_when_quiet(here: Core) -> int:
 def _look(here: Core) -> int:
     torch = sys.modules["torch"]
     answer = _finish(torch, here)
-    is_observed = here.keepers.attach(torch)
+    here.keepers.attach(torch)
     _codes.register_others()
     if _UNHOOKED not in here.missing and _codes.is_unhooked():
         here.missing.append(_UNHOOKED)
@@ -355,7 +354,7 @@ def _look(here: Core) -> int:
         here.is_failing = False
         _say(here)
     # A search that was not due yet runs later without further allocations.
-    return answer or (AGAIN if functions.modules_unknown() != here.unknown or not is_observed else quiet)
+    return answer or (AGAIN if functions.modules_unknown() != here.unknown else quiet)
 
 
 def _failed(error: Exception) -> int:

@@ -9,6 +9,7 @@ the program goes on.
 """
 
 import gc
+import os
 import sys
 import time
 from collections import deque
@@ -29,13 +30,11 @@ from ._variables import Name, Running, file_of, function_of, global_names
 
 #: Failed requests of a process after which objects are scanned.
 SCANS = 3
-#: Seconds after which a scan begins no further pass over all objects, and counts no further. A pass takes 0.1 to 0.3 s for a
-#: million objects.
-BUDGET = 1.0
+#: Seconds after which a scan begins no further pass over all objects, and counts no further: of CPU time, and of any time if
+#: others use the processors. A pass takes 0.1 to 0.3 s for a million objects.
+CPU_SECONDS, SECONDS = 1.0, 5.0
 #: Maximum interval at which the program lets threads change, in seconds; see `_Alone`.
 _SLOWEST_SWITCH = 0.05
-#: Number of times to wait shortly until the program has initialised CUDA.
-_TRIES = 20
 #: Maximum number of tracked objects, and of references from lists, tuples, dicts and sets.
 _MOST_OBJECTS, _MOST_REFERENCES = 4_000_000, 20_000_000
 #: Tensors from which references are followed: among all by bytes, and among those with a graph.
@@ -152,10 +151,21 @@ def _only_leads(kind: type) -> bool:
     return is_builtin or issubclass(kind, _GROUPS)
 
 
+class Deadline:
+    """The end of a scan's time: CPU time of this thread, and the longest time that the program waits."""
+
+    def __init__(self, cpu_seconds: float = CPU_SECONDS, seconds: float = SECONDS) -> None:
+        self.cpu_end = time.thread_time() + cpu_seconds
+        self.end = time.monotonic() + seconds
+
+    def is_over(self) -> bool:
+        return time.thread_time() > self.cpu_end or time.monotonic() > self.end
+
+
 class Search:
     """One search of names. `table` has the tensors by object address; objects of `links` have no names of their own."""
 
-    def __init__(self, table: Dict[int, Held], links: Tuple[type, ...], deadline: float) -> None:
+    def __init__(self, table: Dict[int, Held], links: Tuple[type, ...], deadline: Deadline) -> None:
         #: Single tensors with a graph, by name.
         self.single: Dict[Name, Any] = {}
         self.table = table
@@ -169,9 +179,6 @@ class Search:
         #: Kinds of instances of which a store has many.
         self.members: Set[type] = set()
 
-    def is_late(self) -> bool:
-        return time.monotonic() > self.deadline
-
     def follow(self, tensors: List[Any]) -> None:
         """Finds the names that lead to these tensors; empties the list."""
         level = [_Node(tensor, None) for tensor in tensors]
@@ -182,7 +189,7 @@ class Search:
         for _ in range(_DEEPEST):
             if not level:
                 return
-            if self.is_late():
+            if self.deadline.is_over():
                 break
             new = [node for node in self._above(level[:_WIDEST]) if id(node.thing) not in seen]
             seen.update(id(node.thing) for node in new)
@@ -239,7 +246,7 @@ class Search:
         """Returns the names of tensors that are sums of many tensors with graphs, such as `total = total + loss`."""
         found: List[Row] = []
         for name, tensor in self.single.items():
-            if len(found) >= _SUMS or self.is_late():
+            if len(found) >= _SUMS or self.deadline.is_over():
                 break
             count = _summands(tensor) if self.table[id(tensor)].bytes <= _SCALAR else 0
             if count >= _LEAST_SUMMANDS:
@@ -318,7 +325,7 @@ class Search:
             thing = waiting.pop()
             if id(thing) in seen or id(thing) in self.globals or id(thing) in self.running.frames:
                 continue
-            if len(seen) >= _MOST_COUNTED or (len(seen) % _CHECKED == 0 and self.is_late()):
+            if len(seen) >= _MOST_COUNTED or (len(seen) % _CHECKED == 0 and self.deadline.is_over()):
                 return held, in_traceback, True
             seen.add(id(thing))
             kind = type(thing)
@@ -370,7 +377,7 @@ def _samples(table: Dict[int, Held], addresses: List[int]) -> Set[int]:
     return chosen
 
 
-def find(tensors: List[Tuple[Any, Held]], links: Tuple[type, ...], deadline: float) -> List[Row]:
+def find(tensors: List[Tuple[Any, Held]], links: Tuple[type, ...], deadline: Deadline) -> List[Row]:
     """Returns the names that keep these tensors; empties the list."""
     table = {id(tensor): held for tensor, held in tensors}
     kinds = {id(type(tensor)): type(tensor) for tensor, _ in tensors}
@@ -461,7 +468,7 @@ class _Alone:
         self.collects = gc.isenabled()
 
     def __enter__(self) -> None:
-        sys.setswitchinterval(BUDGET)
+        sys.setswitchinterval(SECONDS)
         # A thread that waits already asks for the GIL after the old interval. It gets it now, while nothing is held.
         end = time.monotonic() + 2 * self.interval
         while time.monotonic() < end:
@@ -489,24 +496,32 @@ class Keepers:
 
     def __init__(self) -> None:
         self.left = SCANS
-        self.is_attached = False
-        self.tries = _TRIES
+        self.is_attached = self.is_queued = False
+        self.process = os.getpid()
 
-    def attach(self, torch: Any) -> bool:
-        """Attaches the observer once the program has initialised CUDA. Returns whether it need not be called again soon."""
+    def attach(self, torch: Any) -> None:
+        """Attaches the observer, at the latest when the program has initialised CUDA."""
         # Since 2.0. Observers cannot be removed, and a second one would scan again.
-        attach = getattr(getattr(torch, "_C", None), "_cuda_attach_out_of_memory_observer", None)
-        if self.is_attached or attach is None or not functions.keepers_wanted():
-            return True
-        if not torch.cuda.is_initialized():  # attaching would initialise CUDA
-            self.tries -= 1
-            return self.tries < 0
+        if self.is_attached or not hasattr(torch._C, "_cuda_attach_out_of_memory_observer") or not functions.keepers_wanted():
+            return
+        if torch.cuda.is_initialized():
+            self._attach()
+        elif not self.is_queued:  # attaching would initialise CUDA
+            self.is_queued = True
+            # PyTorch calls these at the end of the initialisation, during which this may run. Its function for adding one
+            # waits for a lock that the main thread may hold.
+            calls = getattr(torch.cuda, "_queued_calls", None)
+            if type(calls) is list:
+                calls.append((self._attach, []))
+
+    def _attach(self) -> None:
+        if self.is_attached or self.process != os.getpid():
+            return
         self.is_attached = True
         try:
-            attach(self.on_failure)
-        except RuntimeError:  # the program's allocator has no observers
+            sys.modules["torch"]._C._cuda_attach_out_of_memory_observer(self.on_failure)
+        except Exception:  # the program's allocator has no observers
             pass
-        return True
 
     def on_failure(self, *_: Any) -> None:
         """Scans objects after a failed request, and reports the names that keep tensors."""
@@ -521,7 +536,7 @@ class Keepers:
                     raise error.with_traceback(None)
 
     def _scan(self, torch: Any) -> None:
-        deadline = time.monotonic() + BUDGET
+        deadline = Deadline()
         if count_objects() <= _MOST_OBJECTS and count_references() <= _MOST_REFERENCES:
             tensors = _tensors(torch)
             with torch._C.DisableTorchFunction():

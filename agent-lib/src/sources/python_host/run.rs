@@ -243,7 +243,7 @@ extern "C" fn run(_: *mut c_void) -> c_int {
             let why = "the agent's Python code raised an error";
             status::report_layer(Layer::Roles, LayerState::Failed, why);
         }
-        if state == DONE {
+        if matches!(state, DONE | AGAIN) {
             BEGUN.store(true, Release);
         }
         if let Some(core) = Core::get() {

@@ -1,6 +1,7 @@
 //! What a cell or a path is of, and sums over cells and steps.
 
-use crate::{Report, held, names, sums};
+use crate::amounts::sums;
+use crate::{Report, held, names};
 use gpumem_model::cell::without_sum;
 use gpumem_model::names::Named;
 use gpumem_model::run::{Amounts, Cell, Class, Device, Iteration};

@@ -5,7 +5,8 @@ use super::super::item::{Item, Kind, Memory, mib};
 use super::cells::{beyond_others, steps_through};
 use super::data::{is_of_lines, lines};
 use super::parts::Parts;
-use crate::{Report, is_about};
+use crate::Report;
+use crate::amounts::is_about;
 use gpumem_model::run::{Cell, Device};
 use std::collections::BTreeMap;
 

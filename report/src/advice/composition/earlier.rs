@@ -2,7 +2,8 @@
 
 use super::super::item::{Item, Kind, Memory, mib};
 use super::cells::is_activation;
-use crate::{Report, held, sum};
+use crate::amounts::sum;
+use crate::{Report, held};
 use gpumem_model::names::Named;
 use gpumem_model::run::{Cell, Class, Device, Fate, Oom};
 use gpumem_model::units::signed;

@@ -4,7 +4,8 @@
 use super::super::item::{Item, Kind, Memory, mib};
 use super::cells::is_role;
 use super::graphs::step_at;
-use crate::{Report, held, names, sum, sums};
+use crate::amounts::{sum, sums};
+use crate::{Report, held, names};
 use gpumem_model::names::Named;
 use gpumem_model::run::{Amounts, Cell, Class, Device};
 use gpumem_wire::{Phase, Role};

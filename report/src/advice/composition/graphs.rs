@@ -3,9 +3,10 @@
 use super::activations::repeated;
 use super::cells::is_role;
 use super::parts::Parts;
+use crate::amounts::sum;
 use crate::autocast;
 use crate::model_sizes::ModelSizes;
-use crate::{Report, held, sum};
+use crate::{Report, held};
 use gpumem_model::cell::without_sum;
 use gpumem_model::growth::{Axis, LEAST_POINTS};
 use gpumem_model::names::Named;

@@ -3,8 +3,8 @@
 use super::super::item::{Item, Kind, MIB, Memory, is_material, mib};
 use super::cells::{is_inside, root};
 use super::parts::Parts;
+use crate::amounts::sum;
 use crate::findings::{is_of_second_optimizer, state_of_earlier_steps};
-use crate::sum;
 use gpumem_model::names::Named;
 use gpumem_model::run::{Device, Oom};
 use gpumem_wire::Phase;

@@ -2,8 +2,9 @@
 //! backbone.
 
 use super::cells::{beyond_others, is_activation, is_inside, is_role, models, parent, steps_through};
+use crate::amounts::{is_about, sum};
 use crate::model_sizes::ModelSizes;
-use crate::{Report, held, is_about, sum};
+use crate::{Report, held};
 use gpumem_model::cell::without_sum;
 use gpumem_model::names::Named;
 use gpumem_model::run::{Amounts, Cell, Class, Device};

@@ -3,10 +3,11 @@
 use super::cells::{is_activation, is_data, is_inside, is_of_line, is_role, models, root, steps_through};
 use super::graphs;
 use super::not_updated::{self, NotUpdated, Tensors};
+use crate::amounts::{is_about, sum};
 use crate::autocast;
 use crate::model_sizes::ModelSizes;
 use crate::names;
-use crate::{Report, held, is_about, most_used, sum};
+use crate::{Report, held, most_used};
 use gpumem_model::cell::without_sum;
 use gpumem_model::names::Named;
 use gpumem_model::run::{Amounts, Cell, Class, Device, Oom};

@@ -3,7 +3,8 @@
 use super::super::item::{Item, Kind, Memory, mib};
 use super::cells::is_role;
 use super::parts::Parts;
-use crate::{Report, is_about, names};
+use crate::amounts::is_about;
+use crate::{Report, names};
 use gpumem_model::names::Named;
 use gpumem_model::run::{Amounts, Cell, Class, Device, Oom};
 use gpumem_model::units::signed;

@@ -2,9 +2,10 @@
 
 use super::course::Course;
 use super::{Growth, LEAST_PASSES, MATERIAL_BYTES, MATERIAL_SHARE, largest, most_used_until, seconds, steps};
+use crate::amounts::sums;
 use crate::findings::finding::{Finding, Kind, PINNED, Severity, mib};
 use crate::judge::{Axis, Growth as Points};
-use crate::{Report, most_used, sums};
+use crate::{Report, most_used};
 use gpumem_model::escape::escape;
 use gpumem_model::run::{Class, Device, Oom};
 

@@ -1,10 +1,11 @@
 //! The course of a device's memory, by step or over time.
 
+use crate::amounts::sum;
 use crate::category::OTHERS;
 use crate::judge::trend_test::Judgement;
 use crate::judge::{Axis, rises_rarely};
 use crate::rules::NO_TAG;
-use crate::{GroupBy, Report, sum};
+use crate::{GroupBy, Report};
 use gpumem_model::run::{Cell, Device, Oom};
 use gpumem_model::timeline::Point;
 use std::collections::BTreeMap;

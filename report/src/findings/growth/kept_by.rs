@@ -1,9 +1,10 @@
 //! What keeps growing memory, as far as the amounts show it. References are not recorded.
 
 use super::course::Course;
+use crate::amounts::sum;
 use crate::findings::KeptBy;
 use crate::judge::trend_test::Judgement;
-use crate::{Report, names, sum};
+use crate::{Report, names};
 use std::collections::BTreeMap;
 
 /// Tags below this share of the growth do not count as lines of a function.

@@ -2,8 +2,9 @@
 //! five steps. The amounts at the end of each step must rise by nearly the same bytes in every step.
 
 use super::{Growth, largest, main_parts, sum};
+use crate::amounts::{sum_of, sums};
 use crate::judge::Axis;
-use crate::{GroupBy, Report, sum_of, sums};
+use crate::{GroupBy, Report};
 use gpumem_model::names::Named;
 use gpumem_model::run::{Cell, Device, Iteration, Oom};
 use gpumem_wire::Role;
