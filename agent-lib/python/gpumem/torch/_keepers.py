@@ -502,7 +502,8 @@ class Keepers:
     def attach(self, torch: Any) -> None:
         """Attaches the observer, at the latest when the program has initialised CUDA."""
         # Since 2.0. Observers cannot be removed, and a second one would scan again.
-        if self.is_attached or not hasattr(torch._C, "_cuda_attach_out_of_memory_observer") or not functions.keepers_wanted():
+        is_known = hasattr(getattr(torch, "_C", None), "_cuda_attach_out_of_memory_observer")
+        if self.is_attached or not is_known or not functions.keepers_wanted():
             return
         if torch.cuda.is_initialized():
             self._attach()
