@@ -245,11 +245,12 @@ impl Model {
     }
 
     fn born(&mut self, seq: u64, bytes: u64, (role, stamped): (Role, Phase), thread: u32) {
-        let born = self.phase_of_birth(seq, stamped, thread);
-        let told = role != Role::Unknown;
+        // Already counts when the birth ends a step.
         if role == Role::Parameter {
             self.parameter_sizes.insert(bytes);
         }
+        let born = self.phase_of_birth(seq, stamped, thread);
+        let told = role != Role::Unknown;
         let at = if told || born.is_none() { At::Rest } else { At::Open };
         let guess = born.map_or(Role::Unknown, |born| self.guess(born));
         let role = if told { role } else { guess };
