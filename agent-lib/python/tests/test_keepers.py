@@ -11,6 +11,8 @@ import time
 import unittest
 import weakref
 from collections import OrderedDict, defaultdict, deque
+from types import SimpleNamespace
+from unittest import mock
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
@@ -223,6 +225,65 @@ class Names(unittest.TestCase):
         self.assertEqual((len(parts), len(parts[1])), (9, 120))
         self.assertTrue(row.line().isprintable() or "\t" in row.line())
         self.assertNotIn("\n", row.line())
+
+
+class Attaching(unittest.TestCase):
+    """The observer is attached once, and does not initialise CUDA."""
+
+    def setUp(self):
+        self.attached, self.is_initialized = [], False
+        parts = SimpleNamespace(_cuda_attach_out_of_memory_observer=self.attached.append)
+        cuda = SimpleNamespace(is_initialized=lambda: self.is_initialized, _queued_calls=[])
+        self.torch = SimpleNamespace(_C=parts, cuda=cuda)
+        for patch in (
+            mock.patch.dict(sys.modules, torch=self.torch),
+            mock.patch.object(_keepers.functions, "keepers_wanted", lambda: 1, create=True),
+        ):
+            patch.start()
+            self.addCleanup(patch.stop)
+
+    def attach(self, keepers, times=3):
+        for _ in range(times):
+            keepers.attach(self.torch)
+        return len(self.attached)
+
+    def test_while_cuda_is_initialised(self):
+        keepers = _keepers.Keepers()
+        self.assertEqual(self.attach(keepers), 0)
+        ((call, _),) = self.torch.cuda._queued_calls
+        call()
+        self.assertEqual(self.attached, [keepers.on_failure])
+        self.is_initialized = True
+        self.assertEqual(self.attach(keepers), 1)
+
+    def test_after_the_calls_of_the_initialisation(self):
+        keepers = _keepers.Keepers()
+        self.attach(keepers)
+        self.is_initialized = True
+        self.assertEqual(self.attach(keepers), 1)
+        self.torch.cuda._queued_calls[0][0]()
+        self.assertEqual(len(self.attached), 1)
+
+    def test_not_for_the_parent_of_a_forked_process(self):
+        keepers = _keepers.Keepers()
+        self.attach(keepers)
+        keepers.process += 1
+        self.torch.cuda._queued_calls[0][0]()
+        self.assertEqual(self.attached, [])
+
+    def test_allocators_and_releases_without_observers(self):
+        keepers = _keepers.Keepers()
+        self.is_initialized = True
+        self.torch._C = SimpleNamespace()
+        self.assertEqual(self.attach(keepers), 0)
+        del self.torch._C
+        self.assertEqual(self.attach(keepers), 0)
+
+        def refuses(_):
+            raise RuntimeError("no observers")
+
+        self.torch._C = SimpleNamespace(_cuda_attach_out_of_memory_observer=refuses)
+        self.assertEqual(self.attach(keepers), 0)
 
 
 class Harmless(unittest.TestCase):
