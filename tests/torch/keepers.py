@@ -90,6 +90,22 @@ def exceptions():
             errors.append(error)
 
 
+def exceptions_of_passes():
+    """Most tensors are kept by graphs alone."""
+    layers = (layer for _ in range(48) for layer in (nn.Linear(1024, 1024), nn.GELU()))
+    net, errors = nn.Sequential(*layers).cuda(), []
+
+    def fail():
+        outputs = net(torch.empty(256, 1024, device="cuda"))
+        raise ValueError(outputs.shape)
+
+    while True:
+        try:
+            fail()
+        except ValueError as error:
+            errors.append(error)
+
+
 def closure():
     def make():
         seen = []

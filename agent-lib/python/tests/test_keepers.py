@@ -2,6 +2,7 @@
 
 python3 -m unittest discover -s agent-lib/python/tests"""
 
+import ctypes
 import functools
 import gc
 import pathlib
@@ -18,7 +19,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from gpumem.torch import _keepers  # noqa: E402
 from gpumem.torch._keepers import Deadline, Held, find  # noqa: E402
-from gpumem.torch._objects import count_references  # noqa: E402
+from gpumem.torch._objects import count_references, referenced  # noqa: E402
 
 
 WITH_GIL = unittest.skipUnless(getattr(sys, "_is_gil_enabled", lambda: True)(), "without the GIL nothing is scanned")
@@ -442,6 +443,18 @@ class Harmless(unittest.TestCase):
         with_it = count_references()
         del kept
         self.assertGreaterEqual(with_it - count_references(), 900_000)
+
+    def test_only_objects_of_the_program_count_as_references(self):
+        """PyTorch's graphs keep tensors by references that the garbage collector does not see."""
+        of_graph, of_list, found = Tensor(), [Tensor()], set()
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(of_graph))
+        address = id(of_graph)
+        del of_graph
+        try:
+            found = referenced({address, id(of_list[0])})
+        finally:
+            ctypes.pythonapi.Py_DecRef(ctypes.cast(address, ctypes.py_object))
+        self.assertEqual(found, {id(of_list[0])})
 
     @WITH_GIL
     def test_failed_scans_stay_silent_and_few(self):

@@ -8,12 +8,13 @@ use gpumem_tests::live::{Daemon, Job};
 const FAST: &str = "[nvml]\nlist_every_s = 0.1\nlist_budget = 1.0\n";
 
 /// A program, kind and name of what keeps its tensors, its class, and a part of the first advice.
-const KEPT: [(&str, &str, &str, &str, &str); 7] = [
+const KEPT: [(&str, &str, &str, &str, &str); 8] = [
     ("local_list", "local", "losses", "list", "keep .item()"),
     ("attribute", "attribute", "ReplayBuffer.items", "deque", "keep .cpu()"),
     ("global_list", "global", "HISTORY", "list", "keep .cpu()"),
     ("objects", "local", "samples", "list", "keep .cpu()"),
     ("exceptions", "local", "errors", "list", "text of the exceptions"),
+    ("exceptions_of_passes", "local", "errors", "list", "text of the exceptions"),
     ("closure", "local", "seen", "list", "keep .cpu()"),
     ("running_sum", "local", "total", "Tensor", "Add .item()"),
 ];
