@@ -14,15 +14,16 @@ fields! {
     #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(default)]
     pub struct Keeper {
-        /// `global`, `attribute`, `local`, `closure`, `default` (of an argument) or `cache` (of a function).
+        /// `global`, `attribute`, `local`, `closure`, `default` (of an argument) or `cache` (of a function); `cycle` for objects
+        /// that refer to each other, and to which no other object refers.
         kind: String;
-        /// The variable, or the attribute with its class.
+        /// The variable, or the attribute with its class; of a cycle, a class or function in it.
         name: String;
         /// The function to which it belongs; empty for globals and attributes.
         function: String;
         /// The file, with the line that a local variable's function executed, or at which another function begins.
         place: String;
-        /// Class of the object that has this name: `list`, `dict`, ...
+        /// Class of the object that has this name: `list`, `dict`, ...; empty for a cycle.
         class: String;
         /// Number of tensors that the object holds, directly or in further containers.
         tensors: u64;
@@ -78,10 +79,16 @@ impl Keeper {
             "closure" => format!("{class} {name} in the closure of {function}"),
             "default" => format!("{class} that is a default argument of {function}"),
             "cache" => format!("lru_cache of {function}"),
+            CYCLE => format!("reference cycles of {name}"),
             _ => format!("{class} {name}"),
         };
         let place = if place.is_empty() { String::new() } else { format!(" ({place})") };
         escape(&(text + &place))
+    }
+
+    /// Returns whether reference cycles keep the tensors, which the garbage collector would free.
+    pub fn is_cycle(&self) -> bool {
+        self.kind == CYCLE
     }
 
     /// Returns the number of tensors, with the statement on their graphs: `1,120 tensors with graphs`.
@@ -97,7 +104,8 @@ impl Keeper {
 }
 
 /// Values of [`Keeper::kind`].
-const KINDS: [&str; 6] = ["global", "attribute", "local", "closure", "default", "cache"];
+const KINDS: [&str; 7] = ["global", "attribute", "local", "closure", "default", "cache", CYCLE];
+const CYCLE: &str = "cycle";
 
 #[cfg(test)]
 mod tests {
@@ -109,7 +117,7 @@ mod tests {
             attribute\tReplayBuffer.items\t\t\tdeque\t80\t20971520\t40\tpartial\n\
             global\terrors\t\trun.py\tlist\t9\t1\t0\ttraceback,partial\n\
             cache\t\tmask\trun.py:3\t_lru_cache_wrapper\t9\t1\t0\t\n\
-            local\ttotal\tmain\ta.py:7\tTensor\t1\t4\t18\tsum\nother\tx\t\t\tlist\t1\t1\t0\t\nglobal\tx\t\t\tlist\tmany\t1\t0\t\nglobal\tx";
+            local\ttotal\tmain\ta.py:7\tTensor\t1\t4\t18\tsum\ncycle\tJob\t\t\t\t52\t1\t0\t\nother\tx\t\t\tlist\t1\t1\t0\t\nglobal\tx\t\t\tlist\tmany\t1\t0\t\nglobal\tx";
         let keepers = Keeper::parse(lines);
         let titles: Vec<_> = keepers.iter().map(|keeper| (keeper.title(), keeper.count())).collect();
         let expected = [
@@ -118,10 +126,12 @@ mod tests {
             ("list errors (run.py)", "9 tensors"),
             ("lru_cache of mask (run.py:3)", "9 tensors"),
             ("Tensor total of main (a.py:7)", "the sum of 18 tensors with graphs"),
+            ("reference cycles of Job", "52 tensors"),
         ];
         assert_eq!(titles, expected.map(|(title, count)| (title.to_owned(), count.to_owned())));
         let flags: Vec<_> = keepers.iter().map(|keeper| (keeper.in_traceback, keeper.is_partial)).collect();
-        assert_eq!(flags, [(false, false), (false, true), (true, true), (false, false), (false, false)]);
+        let none = (false, false);
+        assert_eq!(flags, [none, (false, true), (true, true), none, none, none]);
     }
 
     #[test]

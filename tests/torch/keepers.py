@@ -50,6 +50,17 @@ class Cycle:
         self.image = block()
 
 
+class Request:
+    """Refers to itself by a method."""
+
+    def __init__(self, image):
+        self.image = image
+        self.on_done = self.close
+
+    def close(self):
+        self.image = None
+
+
 HISTORY = []
 
 
@@ -114,6 +125,12 @@ def closure():
     hook = make()
     while True:
         hook()
+
+
+def cycles():
+    gc.disable()
+    while True:
+        Request(block())
 
 
 def running_sum():

@@ -17,9 +17,9 @@ from unittest import mock
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from gpumem.torch import _keepers  # noqa: E402
-from gpumem.torch._keepers import Deadline, Held, find  # noqa: E402
-from gpumem.torch._objects import count_references, referenced  # noqa: E402
+from gpumem.torch import _observer  # noqa: E402
+from gpumem.torch._keepers import Held, find  # noqa: E402
+from gpumem.torch._objects import Deadline, count_references, referenced  # noqa: E402
 
 
 WITH_GIL = unittest.skipUnless(getattr(sys, "_is_gil_enabled", lambda: True)(), "without the GIL nothing is scanned")
@@ -238,7 +238,7 @@ class Attaching(unittest.TestCase):
         self.torch = SimpleNamespace(_C=parts, cuda=cuda)
         for patch in (
             mock.patch.dict(sys.modules, torch=self.torch),
-            mock.patch.object(_keepers.functions, "keepers_wanted", lambda: 1, create=True),
+            mock.patch.object(_observer.functions, "keepers_wanted", lambda: 1, create=True),
         ):
             patch.start()
             self.addCleanup(patch.stop)
@@ -249,7 +249,7 @@ class Attaching(unittest.TestCase):
         return len(self.attached)
 
     def test_while_cuda_is_initialised(self):
-        keepers = _keepers.Keepers()
+        keepers = _observer.Keepers()
         self.assertEqual(self.attach(keepers), 0)
         ((call, _),) = self.torch.cuda._queued_calls
         call()
@@ -258,7 +258,7 @@ class Attaching(unittest.TestCase):
         self.assertEqual(self.attach(keepers), 1)
 
     def test_after_the_calls_of_the_initialisation(self):
-        keepers = _keepers.Keepers()
+        keepers = _observer.Keepers()
         self.attach(keepers)
         self.is_initialized = True
         self.assertEqual(self.attach(keepers), 1)
@@ -266,14 +266,14 @@ class Attaching(unittest.TestCase):
         self.assertEqual(len(self.attached), 1)
 
     def test_not_for_the_parent_of_a_forked_process(self):
-        keepers = _keepers.Keepers()
+        keepers = _observer.Keepers()
         self.attach(keepers)
         keepers.process += 1
         self.torch.cuda._queued_calls[0][0]()
         self.assertEqual(self.attached, [])
 
     def test_allocators_and_releases_without_observers(self):
-        keepers = _keepers.Keepers()
+        keepers = _observer.Keepers()
         self.is_initialized = True
         self.torch._C = SimpleNamespace()
         self.assertEqual(self.attach(keepers), 0)
@@ -285,6 +285,119 @@ class Attaching(unittest.TestCase):
 
         self.torch._C = SimpleNamespace(_cuda_attach_out_of_memory_observer=refuses)
         self.assertEqual(self.attach(keepers), 0)
+
+
+class Job:
+    """Each refers to itself by a method."""
+
+    def __init__(self, thing):
+        self.thing = thing
+        self.on_done = self.close
+
+    def close(self):
+        pass
+
+
+class Cycles(unittest.TestCase):
+    """Objects that only the garbage collector would free. It runs in none of these tests."""
+
+    def setUp(self):
+        gc.collect()
+        gc.disable()
+
+    def tearDown(self):
+        global THINGS
+        THINGS = None
+        gc.enable()
+        gc.collect()
+
+    def cycles(self):
+        """Returns the rows of cycles. What the collector then frees is what they hold."""
+        found = [(row.name.name, row.tensors, row.bytes) for row in rows() if row.name.kind == "cycle"]
+        before = len(all_tensors())
+        gc.collect()
+        self.assertEqual(before - len(all_tensors()), sum(tensors for _, tensors, _ in found))
+        return found
+
+    def test_objects_that_refer_to_themselves_are_named(self):
+        for _ in range(40):
+            Job(Tensor())
+        self.assertEqual(self.cycles(), [("Job", 40, 40 * 1024)])
+        one = Cyclic()
+        one.me, one.kept = one, tensors()
+        del one
+        self.assertEqual(self.cycles(), [("Cyclic", 40, 40 * 1024)])
+
+    def test_objects_that_refer_to_each_other_are_named(self):
+        for _ in range(10):
+            node, owner = Store(None), Record([Store(tensors(4))])
+            node.thing, owner.node = owner, node
+        del node, owner
+        self.assertEqual(self.cycles(), [("Store", 40, 40 * 1024)])
+
+    def test_exceptions_in_their_own_frames_are_named_after_the_function(self):
+        def fail(kept):
+            try:
+                raise ValueError
+            except ValueError as error:
+                last = error
+            return len(kept), last is None
+
+        for _ in range(20):
+            fail(tensors(2))
+        ((name, *numbers),) = self.cycles()
+        self.assertEqual((name.rpartition(".")[2], numbers), ("fail", [40, 40 * 1024]))
+
+    def test_functions_that_call_themselves_are_named(self):
+        def make(kept):
+            def walk(depth):
+                return walk(depth - 1) if depth else kept
+
+            return walk(2)
+
+        for _ in range(20):
+            make(tensors(2))
+        ((name, *numbers),) = self.cycles()
+        self.assertEqual((name.rpartition(".")[2], numbers), ("walk", [40, 40 * 1024]))
+
+    def test_only_garbage_counts(self):
+        global THINGS
+        THINGS = jobs = [Job(Tensor()) for _ in range(40)]
+        shared = Tensor()
+        for _ in range(4):
+            Job([Tensor(), shared])
+        self.assertEqual(self.cycles(), [("Job", 4, 4 * 1024)])
+        self.assertEqual(names(), [("global", "THINGS", "list", 40)])
+        THINGS = jobs[0]
+        THINGS.others = jobs
+        del jobs, shared
+        self.assertEqual(self.cycles(), [])
+
+    def test_part_of_the_objects_makes_up_no_garbage(self):
+        """Whatever the search has not reached refers to the rest."""
+        from gpumem.torch import _cycles
+
+        global THINGS
+        THINGS = Job([Store(Job(Tensor())) for _ in range(40)])
+        for _ in range(40):
+            Job(Tensor())
+        most, counts = _cycles._MOST, []
+        try:
+            for _cycles._MOST in range(0, 2000, 100):
+                found = [row for row in rows() if row.name.kind == "cycle"]
+                counts.append(sum(row.tensors for row in found))
+        finally:
+            _cycles._MOST = most
+        self.assertEqual((min(counts), max(counts)), (0, 40))
+        self.assertEqual(self.cycles(), [("Job", 40, 40 * 1024)])
+
+    def test_scan_keeps_no_cycle(self):
+        gone = [weakref.ref(one) for one in (Job(Tensor()) for _ in range(8))]
+        del gone[4:]
+        rows()
+        self.assertTrue(all(one() is not None for one in gone), "freed by the scan")
+        self.assertEqual(self.cycles(), [("Job", 8, 8 * 1024)])
+        self.assertTrue(all(one() is None for one in gone), "kept by the scan")
 
 
 class Harmless(unittest.TestCase):
@@ -381,7 +494,7 @@ class Harmless(unittest.TestCase):
 
     def scanned(self, scan):
         """Calls the observer, with this function in place of the scan. Returns whether it ran."""
-        keepers, torch = _keepers.Keepers(), sys.modules.get("torch")
+        keepers, torch = _observer.Keepers(), sys.modules.get("torch")
         keepers._scan = scan
         sys.modules["torch"] = torch
         try:
@@ -389,7 +502,7 @@ class Harmless(unittest.TestCase):
         finally:
             if torch is None:
                 del sys.modules["torch"]
-        return keepers.left < _keepers.SCANS
+        return keepers.left < _observer.SCANS
 
     @WITH_GIL
     def test_errors_of_signal_handlers_reach_the_program(self):
@@ -459,14 +572,14 @@ class Harmless(unittest.TestCase):
     @WITH_GIL
     def test_failed_scans_stay_silent_and_few(self):
         calls = []
-        keepers = _keepers.Keepers()
-        keepers._scan = lambda torch: calls.append(1) or _keepers._place(None)
+        keepers = _observer.Keepers()
+        keepers._scan = lambda torch: calls.append(1) or _observer._values(None)
         sys.modules.setdefault("torch", None)
         for _ in range(10):
             keepers.on_failure(0, 1, 2, 3)
         if sys.modules["torch"] is None:
             del sys.modules["torch"]
-        self.assertEqual(len(calls), _keepers.SCANS)
+        self.assertEqual(len(calls), _observer.SCANS)
 
 
 if __name__ == "__main__":

@@ -96,6 +96,9 @@ fn no_backward(run: &Run, device: &Device, oom: &Oom, finding: &Finding) -> Item
 /// Returns the change for memory that a name in the program keeps.
 fn of_keeper(device: &Device, keeper: &Keeper) -> Item {
     let change = match keeper.kind.as_str() {
+        _ if keeper.is_cycle() => {
+            "Break the {0}: drop one of the references, or make it weak (weakref); or call gc.collect() before memory runs out"
+        }
         _ if keeper.in_traceback => {
             "Keep only the text of the exceptions in the {0}: a traceback keeps all local variables of its functions"
         }

@@ -303,6 +303,12 @@ fn growth_has_the_change_for_what_keeps_it() {
     assert!(cache.starts_with("If a cache such as lru_cache") && cache.contains("(Net/layers.0)"), "{cache}");
     assert!(change(KeptBy::RetainedGraphs).contains("without retain_graph=True"));
     assert!(change(KeptBy::GradientGraphs).contains("create_graph=True"));
+    let keepers = gpumem_model::keeper::Keeper::parse("cycle\tJob\t\t\t\t52\t1073741824\t0\t");
+    let growth =
+        findings::Finding { keeper: keepers.into_iter().next(), ..growth_of(&["retained forward outputs"]) };
+    let report = Report::new(&run, Groupings::default(), None);
+    let cycles = finding::items(&report, &run.devices[0], None, &growth, (false, &[])).remove(0).sentence();
+    assert!(cycles.starts_with("Break the reference cycles of Job: ") && cycles.contains("gc.collect()"));
 }
 
 fn items(run: &Run) -> Vec<Item> {

@@ -60,7 +60,10 @@ pub(super) fn text_of(keeper: &Keeper) -> String {
     let traceback = if keeper.in_traceback { "the tracebacks of exceptions in " } else { "" };
     let bytes = signed(keeper.bytes);
     let size = if bytes >= 1 << 20 { format!(", {} MiB", mib(bytes)) } else { String::new() };
-    format!("kept by {traceback}the {}: {}{size}", keeper.title(), keeper.count())
+    match keeper.is_cycle() {
+        true => format!("kept by {}: {}{size}; gc.collect() frees them", keeper.title(), keeper.count()),
+        false => format!("kept by {traceback}the {}: {}{size}", keeper.title(), keeper.count()),
+    }
 }
 
 /// Returns the words on what keeps the memory.
@@ -212,6 +215,17 @@ mod tests {
     use crate::findings::finding::{Kind, Rate, Severity};
     use crate::rules::Groupings;
     use gpumem_model::run::{Cell, Pool};
+
+    #[test]
+    fn keepers_have_their_tensors_and_what_frees_those_of_cycles() {
+        let text = |line: &str| Keeper::parse(line).iter().map(text_of).collect::<String>();
+        let cycles = text("cycle\tJob\t\t\t\t52\t1073741824\t0\t");
+        assert_eq!(cycles, "kept by reference cycles of Job: 52 tensors, 1,024 MiB; gc.collect() frees them");
+        let list = text("local\terrors\tmain\ta.py:7\tlist\t9\t4\t9\ttraceback");
+        let expected =
+            "kept by the tracebacks of exceptions in the list errors of main (a.py:7): 9 tensors with graphs";
+        assert_eq!(list, expected);
+    }
 
     #[test]
     fn growth_is_compared_with_the_parameters() {

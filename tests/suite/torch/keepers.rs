@@ -8,7 +8,7 @@ use gpumem_tests::live::{Daemon, Job};
 const FAST: &str = "[nvml]\nlist_every_s = 0.1\nlist_budget = 1.0\n";
 
 /// A program, kind and name of what keeps its tensors, its class, and a part of the first advice.
-const KEPT: [(&str, &str, &str, &str, &str); 8] = [
+const KEPT: [(&str, &str, &str, &str, &str); 9] = [
     ("local_list", "local", "losses", "list", "keep .item()"),
     ("attribute", "attribute", "ReplayBuffer.items", "deque", "keep .cpu()"),
     ("global_list", "global", "HISTORY", "list", "keep .cpu()"),
@@ -16,6 +16,7 @@ const KEPT: [(&str, &str, &str, &str, &str); 8] = [
     ("exceptions", "local", "errors", "list", "text of the exceptions"),
     ("exceptions_of_passes", "local", "errors", "list", "text of the exceptions"),
     ("closure", "local", "seen", "list", "keep .cpu()"),
+    ("cycles", "cycle", "Request", "", "gc.collect()"),
     ("running_sum", "local", "total", "Tensor", "Add .item()"),
 ];
 

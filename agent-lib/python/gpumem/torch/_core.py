@@ -12,9 +12,9 @@ from typing import Any, Callable, List, Optional
 
 from . import _adopt, _changes, _codes, _frames
 from ._agent import ACTIVE, DEGRADED, connect, exports, functions, text
-from ._keepers import Keepers
 from ._modules import Modules, next_record
 from ._objects import instances
+from ._observer import Keepers
 from ._steps import Steps, hooks
 from ._sweep import Sweeper
 

@@ -1,42 +1,22 @@
-"""Finds the variables that keep CUDA tensors when memory runs out.
+"""Finds the variables that keep CUDA tensors.
 
-PyTorch calls its observers after a request has failed, with the GIL, before it raises the error. After the first failures of
-a process, references are followed backwards from samples of all tensors (`gc.get_referrers`) to names: global and local
-variables, attributes, closures. What a name holds is then counted exactly.
+References are followed backwards from samples of all tensors (`gc.get_referrers`) to names: global and local variables,
+attributes, closures. What a name holds is then counted exactly.
 
 Runs no code of the program: reads types, references and C-level getters, and computes nothing. Its own references end before
 the program goes on.
 """
 
 import gc
-import os
-import sys
-import time
-from collections import deque
-from types import (
-    CellType,
-    FrameType,
-    FunctionType,
-    GetSetDescriptorType,
-    MappingProxyType,
-    MemberDescriptorType,
-    TracebackType,
-)
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set, Tuple
+from collections import Counter
+from itertools import chain
+from types import CellType, FrameType, FunctionType, TracebackType
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
-from ._agent import functions, text
-from ._objects import classes, count_objects, count_references, instances, referenced
-from ._variables import Name, Running, file_of, function_of, global_names
+from . import _cycles
+from ._objects import GROUPS, Deadline, attributes, class_text, instances, is_lru_cache, key, only_leads, slot
+from ._variables import Name, Running, function_of, global_names, place_of
 
-#: Failed requests of a process after which objects are scanned.
-SCANS = 3
-#: Seconds after which a scan begins no further pass over all objects, and counts no further: of CPU time, and of any time if
-#: others use the processors. A pass takes 0.1 to 0.3 s for a million objects.
-CPU_SECONDS, SECONDS = 1.0, 5.0
-#: Maximum interval at which the program lets threads change, in seconds; see `_Alone`.
-_SLOWEST_SWITCH = 0.05
-#: Maximum number of tracked objects, and of references from lists, tuples, dicts and sets.
-_MOST_OBJECTS, _MOST_REFERENCES = 4_000_000, 20_000_000
 #: Tensors from which references are followed: among all by bytes, and among those with a graph.
 _SAMPLES = 8
 #: Objects that the interpreter itself has frozen (375 in Python 3.12) are fewer.
@@ -54,15 +34,8 @@ _CHECKED = 256
 _LEAST_TENSORS = 4
 #: Maximum length of a name, in characters.
 _LONGEST = 120
-
-#: Kinds of objects, and of classes derived from them, that only lead to others.
-_GROUPS = (list, tuple, dict, set, frozenset, deque, BaseException)
-#: Modules whose classes lead to others, although some releases define them like classes of a program.
-_BUILTIN = ("builtins", "collections", "functools", "itertools")
-#: Bit of the flags of a class that was made at run time.
-_HEAP_TYPE = 1 << 9
 #: Kinds of names, the best first, if several hold the same object.
-_KINDS = ("attribute", "global", "cache", "default", "local", "closure")
+_KINDS = ("cycle", "attribute", "global", "cache", "default", "local", "closure")
 
 
 class Held(NamedTuple):
@@ -107,61 +80,6 @@ class _Node:
         self.below = below
 
 
-def _class_text(kind: type, attribute: str) -> str:
-    return str(type.__dict__[attribute].__get__(kind))
-
-
-def _members(kind: type) -> List[Dict[str, Any]]:
-    """Returns the variables of a class and of its bases, without running code of a metaclass."""
-    return [type.__dict__["__dict__"].__get__(base) for base in type.__dict__["__mro__"].__get__(kind)]
-
-
-def _attributes(thing: Any) -> Any:
-    """Returns the `__dict__` of an instance, without running code of its class; `None` without one."""
-    getter = next((members["__dict__"] for members in _members(type(thing)) if "__dict__" in members), None)
-    return getter.__get__(thing) if type(getter) is GetSetDescriptorType else None
-
-
-def _key(variables: Any, value: Any) -> str:
-    """Returns the name of a value in a dict of variables, or in those of a class."""
-    kind = type(variables)
-    if not issubclass(kind, dict) and kind is not MappingProxyType:
-        return ""
-    items = dict.items(variables) if issubclass(kind, dict) else variables.items()
-    names = [name for name, other in list(items) if other is value]
-    return names[0] if names and type(names[0]) is str else ""
-
-
-def _slot(thing: Any, value: Any) -> str:
-    """Returns the name of the slot of an instance that holds a value."""
-    for members in _members(type(thing)):
-        for name, slot in members.items():
-            if type(slot) is MemberDescriptorType and not name.startswith("__"):
-                try:
-                    if slot.__get__(thing) is value:
-                        return str(name)
-                except AttributeError:  # an empty slot
-                    pass
-    return ""
-
-
-def _only_leads(kind: type) -> bool:
-    """Returns whether objects of this kind have no name of their own: they are built into the interpreter, or group others."""
-    is_builtin = not type.__dict__["__flags__"].__get__(kind) & _HEAP_TYPE or _class_text(kind, "__module__") in _BUILTIN
-    return is_builtin or issubclass(kind, _GROUPS)
-
-
-class Deadline:
-    """The end of a scan's time: CPU time of this thread, and the longest time that the program waits."""
-
-    def __init__(self, cpu_seconds: float = CPU_SECONDS, seconds: float = SECONDS) -> None:
-        self.cpu_end = time.thread_time() + cpu_seconds
-        self.end = time.monotonic() + seconds
-
-    def is_over(self) -> bool:
-        return time.thread_time() > self.cpu_end or time.monotonic() > self.end
-
-
 class Search:
     """One search of names. `table` has the tensors by object address; objects of `links` have no names of their own."""
 
@@ -178,12 +96,16 @@ class Search:
         self.found: Dict[Name, Any] = {}
         #: Kinds of instances of which a store has many.
         self.members: Set[type] = set()
+        #: Addresses of the tensors from which references are followed, and kinds of the objects on the ways from them.
+        self.samples: Set[int] = set()
+        self.kinds: Set[type] = set()
 
     def follow(self, tensors: List[Any]) -> None:
         """Finds the names that lead to these tensors; empties the list."""
         level = [_Node(tensor, None) for tensor in tensors]
         tensors.clear()
         seen = {id(node.thing) for node in level}
+        self.samples.update(seen)
         for node in level:
             self._store_local(node)
         for _ in range(_DEEPEST):
@@ -193,6 +115,7 @@ class Search:
                 break
             new = [node for node in self._above(level[:_WIDEST]) if id(node.thing) not in seen]
             seen.update(id(node.thing) for node in new)
+            self.kinds.update(type(node.thing) for node in new)
             level = self._unnamed(new)
         self.is_partial = True
 
@@ -260,23 +183,23 @@ class Search:
         if below is None:
             return None
         if id(thing) in self.globals:
-            return Name("global", _key(thing, below.thing), "", self.globals[id(thing)]), below
+            return Name("global", key(thing, below.thing), "", self.globals[id(thing)]), below
         if kind is FunctionType:
             return self._name_of_function(thing, below)
-        if _is_lru_cache(kind):
-            wrapped = _attributes(thing).get("__wrapped__")
+        if is_lru_cache(kind):
+            wrapped = attributes(thing).get("__wrapped__")
             code = wrapped.__code__ if type(wrapped) is FunctionType else None
-            function, place = (function_of(code), _place(code)) if code is not None else ("", "")
+            function, place = (function_of(code), place_of(code)) if code is not None else ("", "")
             return Name("cache", "", function, place), node
         is_class = issubclass(kind, type)
-        if not is_class and (_only_leads(kind) or issubclass(kind, self.links)):
+        if not is_class and (only_leads(kind) or issubclass(kind, self.links)):
             return None
-        variables = type.__dict__["__dict__"].__get__(thing) if is_class else _attributes(thing)
+        variables = type.__dict__["__dict__"].__get__(thing) if is_class else attributes(thing)
         if type(below.thing) is dict and below.below is not None and (is_class or below.thing is variables):
             below = below.below
-        attribute = _key(variables, below.thing) if variables is not None else ""
-        attribute = attribute or ("" if is_class else _slot(thing, below.thing))
-        owner = _class_text(thing if is_class else kind, "__qualname__")
+        attribute = key(variables, below.thing) if variables is not None else ""
+        attribute = attribute or ("" if is_class else slot(thing, below.thing))
+        owner = class_text(thing if is_class else kind, "__qualname__")
         return Name("attribute", owner + "." + attribute if attribute else owner, "", ""), below
 
     def _name_of_function(self, function: Any, below: _Node) -> Optional[Tuple[Name, _Node]]:
@@ -285,26 +208,17 @@ class Search:
             return None
         if below.thing is function.__closure__ and value.below is not None:
             names = [name for name, cell in zip(code.co_freevars, below.thing) if cell is value.thing]
-            return Name("closure", names[0] if names else "", function_of(code), _place(code)), value.below
+            return Name("closure", names[0] if names else "", function_of(code), place_of(code)), value.below
         if below.thing is function.__defaults__ or below.thing is function.__kwdefaults__:
-            return Name("default", "", function_of(code), _place(code)), value
+            return Name("default", "", function_of(code), place_of(code)), value
         if type(below.thing) is dict:
-            return Name("attribute", function_of(code) + "." + _key(below.thing, value.thing), "", _place(code)), value
+            return Name("attribute", function_of(code) + "." + key(below.thing, value.thing), "", place_of(code)), value
         return None
 
     def rows(self) -> List[Row]:
         """Counts what each name holds. Returns the names that hold most, without those that hold parts of others."""
-        counted = []
-        for name, thing in self.found.items():
-            held, in_traceback, is_partial = self._count(thing)
-            by_storage = {self.table[address].storage: self.table[address].bytes for address in held}
-            with_graph = sum(self.table[address].has_graph for address in held)
-            size = sum(by_storage.values())
-            partial = self.is_partial or is_partial
-            kind = _class_text(type(thing), "__qualname__")
-            row = Row(name, kind, len(held), size, with_graph, in_traceback, partial)
-            if len(held) >= _LEAST_TENSORS:
-                counted.append((row, held))
+        counted = [pair for pair in self._of_names() if pair[0].tensors >= _LEAST_TENSORS]
+        counted += self._of_cycles(set().union(*(held for row, held in counted if row.name.kind != "attribute")))
         counted.sort(key=lambda pair: (-pair[0].bytes, -pair[0].tensors, _KINDS.index(pair[0].name.kind)))
         kept: List[Tuple[Row, Set[int]]] = []
         for row, held in counted:
@@ -314,6 +228,26 @@ class Search:
         graphs = sorted(kept, key=lambda pair: -pair[0].with_graph)[:1]
         chosen = kept[:_ROWS] + [pair for pair in graphs if pair not in kept[:_ROWS]]
         return [row for row, _ in chosen]
+
+    def _of_names(self) -> Iterator[Tuple[Row, Set[int]]]:
+        for name, thing in self.found.items():
+            held, in_traceback, is_partial = self._count(thing)
+            container = class_text(type(thing), "__qualname__")
+            yield self._row(name, container, held, in_traceback, self.is_partial or is_partial), held
+
+    def _of_cycles(self, held_elsewhere: Set[int]) -> List[Tuple[Row, Set[int]]]:
+        """Returns what reference cycles keep, if some samples are not held by a variable, which is in no cycle."""
+        if self.samples <= held_elsewhere or gc.get_freeze_count() > _OWN_FROZEN:
+            return []
+        known = Counter(map(id, chain(self.found.values(), self.single.values())))
+        excluded = self.running.frames | self.globals.keys() | {id(self.found), id(self.single)}
+        found = _cycles.find(self.kinds, self.table, known, excluded, self.deadline)
+        return [(self._row(name, "", held, False, False), held) for name, held in found.items()]
+
+    def _row(self, name: Name, container: str, held: Set[int], in_traceback: bool, is_partial: bool) -> Row:
+        by_storage = {self.table[address].storage: self.table[address].bytes for address in held}
+        with_graph = sum(self.table[address].has_graph for address in held)
+        return Row(name, container, len(held), sum(by_storage.values()), with_graph, in_traceback, is_partial)
 
     def _count(self, container: Any) -> Tuple[Set[int], bool, bool]:
         """Returns the tensors that an object holds, whether a traceback leads to any, and whether some were not counted."""
@@ -337,7 +271,7 @@ class Search:
         return held, in_traceback, False
 
     def _is_counted(self, kind: type) -> bool:
-        return issubclass(kind, (*_GROUPS, *self.links)) or kind in (CellType, TracebackType, FrameType)
+        return issubclass(kind, (*GROUPS, *self.links)) or kind in (CellType, TracebackType, FrameType)
 
 
 def _summands(tensor: Any) -> int:
@@ -348,14 +282,6 @@ def _summands(tensor: Any) -> int:
         before = [part for part, _ in node.next_functions]
         node = next((part for part in before if type(part).__name__ == "AddBackward0"), None)
     return count
-
-
-def _is_lru_cache(kind: type) -> bool:
-    return _class_text(kind, "__module__") == "functools" and _class_text(kind, "__name__") == "_lru_cache_wrapper"
-
-
-def _place(code: Any) -> str:
-    return "%s:%d" % (file_of(code.co_filename), code.co_firstlineno)
 
 
 def _samples(table: Dict[int, Held], addresses: List[int]) -> Set[int]:
@@ -390,157 +316,3 @@ def find(tensors: List[Tuple[Any, Held]], links: Tuple[type, ...], deadline: Dea
     chosen.update(scalars[:_SAMPLES])
     search.follow([one for one in instances(list(kinds.values())) if id(one) in chosen])
     return search.rows() + search.sums()
-
-
-def _tensors(torch: Any) -> List[Tuple[Any, Held]]:
-    """Returns the tensors on GPUs that Python objects refer to, except those of models, gradients and optimizers."""
-    # Most tensors of a graph are kept by the graph alone, and end with it on any thread.
-    plain_addresses = set(map(id, instances([torch.Tensor])))
-    kept = referenced(plain_addresses) | (Running().names.keys() & plain_addresses)
-    modules, optimizers = classes(torch.nn.Module), classes(torch.optim.Optimizer)
-    objects = instances([torch.Tensor, torch.nn.Parameter, *modules, *optimizers])
-    of_modules, of_optimizers = set(map(id, modules)), set(map(id, optimizers))
-    known: List[Any] = []
-    plain: List[Any] = []
-    with torch._C.DisableTorchFunction():
-        for thing in objects:
-            kind = type(thing)
-            if kind is torch.Tensor:
-                if id(thing) in kept:
-                    plain.append(thing)
-            elif kind is torch.nn.Parameter:
-                known += [thing, thing._grad] if thing.is_leaf else [thing]
-            elif id(kind) in of_modules:
-                known += _values(_values([_attributes(thing)], "_buffers"))
-            elif id(kind) in of_optimizers:
-                known += _values(_values(_values([_attributes(thing)], "state")))
-        excluded = {held.storage for held in map(_held, known) if held is not None}
-        found = [(tensor, _held(tensor)) for tensor in plain]
-    return [(tensor, held) for tensor, held in found if held is not None and held.storage not in excluded]
-
-
-def _values(groups: List[Any], key: Any = None) -> List[Any]:
-    """Returns the values in dicts, or those of one key."""
-    found: List[Any] = []
-    for group in groups:
-        if issubclass(type(group), dict):
-            found += dict.values(group) if key is None else [dict.get(group, key)]
-    return found
-
-
-def _held(tensor: Any) -> Optional[Held]:
-    """Describes a tensor on a GPU; `None` for anything else, and without a storage."""
-    if type(tensor) not in _tensor_kinds():
-        return None
-    try:
-        if not tensor.is_cuda:
-            return None
-        storage = tensor.untyped_storage()
-        size = storage.nbytes()
-        if type(size) is not int:  # of a compiler: it would note each comparison
-            return None
-        return Held(storage._cdata, size, tensor.requires_grad and not tensor.is_leaf)
-    except Exception:  # of a transform, or of a compiler
-        return None
-
-
-def _tensor_kinds() -> Tuple[type, ...]:
-    torch = sys.modules["torch"]
-    return torch.Tensor, torch.nn.Parameter
-
-
-def _may_scan() -> bool:
-    """Returns whether a scan disturbs nobody: other threads wait for the GIL, and no function of the program sees each call."""
-    has_gil = bool(getattr(sys, "_is_gil_enabled", lambda: True)())
-    is_seen = sys.gettrace() is not None or sys.getprofile() is not None
-    return has_gil and not is_seen and sys.getswitchinterval() <= _SLOWEST_SWITCH
-
-
-class _Alone:
-    """Keeps other threads and the garbage collector from running during a scan.
-
-    The scan refers to objects of other threads. A tuple under construction with a second reference raises SystemError when its
-    constructor resizes it, and objects that other threads drop would end here.
-    """
-
-    def __init__(self) -> None:
-        self.interval = sys.getswitchinterval()
-        self.collects = gc.isenabled()
-
-    def __enter__(self) -> None:
-        sys.setswitchinterval(SECONDS)
-        # A thread that waits already asks for the GIL after the old interval. It gets it now, while nothing is held.
-        end = time.monotonic() + 2 * self.interval
-        while time.monotonic() < end:
-            pass
-        self.collects = gc.isenabled()
-        gc.disable()
-
-    def __exit__(self, *_: Any) -> None:
-        if self.collects:
-            gc.enable()
-        sys.setswitchinterval(self.interval)
-
-
-def _is_own(error: BaseException) -> bool:
-    """Returns whether an error was raised by the scan, and not by a signal handler of the program."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    module = trace.tb_frame.f_globals.get("__name__") if trace is not None else __name__
-    return type(module) is str and module.partition(".")[0] in ("gpumem", "torch")
-
-
-class Keepers:
-    """The agent's observer of failed requests."""
-
-    def __init__(self) -> None:
-        self.left = SCANS
-        self.is_attached = self.is_queued = False
-        self.process = os.getpid()
-
-    def attach(self, torch: Any) -> None:
-        """Attaches the observer, at the latest when the program has initialised CUDA."""
-        # Since 2.0. Observers cannot be removed, and a second one would scan again.
-        is_known = hasattr(getattr(torch, "_C", None), "_cuda_attach_out_of_memory_observer")
-        if self.is_attached or not is_known or not functions.keepers_wanted():
-            return
-        if torch.cuda.is_initialized():
-            self._attach()
-        elif not self.is_queued:  # attaching would initialise CUDA
-            self.is_queued = True
-            # PyTorch calls these at the end of the initialisation, during which this may run. Its function for adding one
-            # waits for a lock that the main thread may hold.
-            calls = getattr(torch.cuda, "_queued_calls", None)
-            if type(calls) is list:
-                calls.append((self._attach, []))
-
-    def _attach(self) -> None:
-        if self.is_attached or self.process != os.getpid():
-            return
-        self.is_attached = True
-        try:
-            sys.modules["torch"]._C._cuda_attach_out_of_memory_observer(self.on_failure)
-        except Exception:  # the program's allocator has no observers
-            pass
-
-    def on_failure(self, *_: Any) -> None:
-        """Scans objects after a failed request, and reports the names that keep tensors."""
-        if self.left > 0 and _may_scan():
-            self.left -= 1
-            try:
-                with _Alone():
-                    self._scan(sys.modules["torch"])
-            except Exception as error:
-                if not _is_own(error):
-                    # Without the frames of the scan, whose variables refer to objects of the program.
-                    raise error.with_traceback(None)
-
-    def _scan(self, torch: Any) -> None:
-        deadline = Deadline()
-        if count_objects() <= _MOST_OBJECTS and count_references() <= _MOST_REFERENCES:
-            tensors = _tensors(torch)
-            with torch._C.DisableTorchFunction():
-                rows = find(tensors, (torch.Tensor,), deadline)
-            if rows:
-                functions.keepers(text("\n".join(row.line() for row in rows)))

@@ -18,7 +18,7 @@ _MOST_FRAMES, _MOST_THREADS = 128, 64
 class Name(NamedTuple):
     """A place in the program that keeps an object."""
 
-    #: `global`, `attribute`, `local`, `closure`, `default`, `cache`.
+    #: `global`, `attribute`, `local`, `closure`, `default`, `cache`; `cycle`: objects that refer to each other, and no other to them.
     kind: str
     name: str
     #: The function of a local variable, closure, default or cache.
@@ -35,6 +35,11 @@ def file_of(path: object) -> str:
 def function_of(code: CodeType) -> str:
     """Returns the name of a function, with its class since Python 3.11."""
     return str(getattr(code, "co_qualname", code.co_name))
+
+
+def place_of(code: CodeType) -> str:
+    """Returns the file and the first line of a function."""
+    return "%s:%d" % (file_of(code.co_filename), code.co_firstlineno)
 
 
 def _slots(code: CodeType) -> List[str]:

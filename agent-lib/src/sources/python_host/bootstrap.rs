@@ -7,7 +7,7 @@ use std::ffi::{CStr, CString, c_char, c_int, c_long, c_ulonglong, c_void};
 pub(crate) type Object = *mut c_void;
 
 /// Names and sources of the Python modules. A module imports only modules before it.
-const SOURCES: [(&CStr, &str); 16] = [
+const SOURCES: [(&CStr, &str); 18] = [
     (c"_agent", include_str!("../../../python/gpumem/torch/_agent.py")),
     (c"_changes", include_str!("../../../python/gpumem/torch/_changes.py")),
     (c"_objects", include_str!("../../../python/gpumem/torch/_objects.py")),
@@ -22,7 +22,9 @@ const SOURCES: [(&CStr, &str); 16] = [
     (c"_steps", include_str!("../../../python/gpumem/torch/_steps.py")),
     (c"_adopt", include_str!("../../../python/gpumem/torch/_adopt.py")),
     (c"_variables", include_str!("../../../python/gpumem/torch/_variables.py")),
+    (c"_cycles", include_str!("../../../python/gpumem/torch/_cycles.py")),
     (c"_keepers", include_str!("../../../python/gpumem/torch/_keepers.py")),
+    (c"_observer", include_str!("../../../python/gpumem/torch/_observer.py")),
     (c"_core", include_str!("../../../python/gpumem/torch/_core.py")),
 ];
 const LOADER: &str = include_str!("../../../python/gpumem/torch/_load.py");

@@ -8,7 +8,7 @@
 //! | the driver refuses; PyTorch flushes its cache and then gets memory | `AllocFailed`, `Pressure`; no `Oom` |
 //! | the driver refuses each time | `AllocFailed`, `Pressure`, perhaps again; `Oom` with the driver's result |
 //!
-//! PyTorch then calls its observers, among them the agent's Python code (`_keepers.py`), which finds the names that keep tensors:
+//! PyTorch then calls its observers, among them the agent's Python code (`_observer.py`), which finds the names that keep tensors:
 //! `Keepers`, with the number of the `Oom` before it.
 //!
 //! `Oom` has the outcome `Fatal`: the request has failed. Later records show whether the program continues. The stack of `Oom` is
