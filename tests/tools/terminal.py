@@ -39,11 +39,12 @@ def screen_of(size, text, command):
     columns, rows = size.split("x")
     tmux("new-session", "-d", "-x", columns, "-y", rows, shlex.join(command) + "; exec sleep 60")
     try:
-        end = time.monotonic() + 20
+        screen, end = None, time.monotonic() + 20
         while True:
-            screen = tmux("capture-pane", "-p", "-e")
+            before, screen = screen, tmux("capture-pane", "-p", "-e")
             shown = re.sub(STYLES, "", screen)
-            if text in shown:
+            # A screen that changes may be written in this moment.
+            if text in shown and screen == before:
                 return screen
             if time.monotonic() > end:
                 sys.exit(f"terminal.py: {shlex.join(command)} does not show {text!r} in 20 s, but:\n{shown}")
