@@ -95,6 +95,9 @@ pub(super) const PARTS: [(&str, (char, char), Style); 5] = [
     ("free", ('.', '.'), DIM),
 ];
 
+/// Number of the first [`PARTS`], which are processes.
+const PROCESS_PARTS: usize = 2;
+
 /// Draws the view: findings, devices, devices that only agents report, processes.
 pub(crate) fn draw(ps: &Ps, list: &mut List, area: Rect, frame: &mut Buffer, look: Look) {
     let unit = ps::unit(ps);
@@ -155,9 +158,12 @@ fn devices(
         more => Line::styled(format!("{}; {} more", unit.name, plural(more as u64, "GPU")), DIM),
     };
     let of_bars = ps.devices.iter().enumerate().map(|(index, device)| parts(ps, index, device, chosen));
-    let sums =
-        of_bars.fold([0_i64; 5], |sums, of_bar| std::array::from_fn(|part| sums[part].max(of_bar[part])));
-    let more = legend(more, &sums, of_bar, look);
+    let drawn = ps.devices.iter().zip(of_bars).map(|(device, parts)| {
+        let whole = device.total_bytes.filter(|_| device.used_bytes.is_some());
+        whole.map_or([0; 5], |whole| part_columns(of_bar, signed(whole), &parts))
+    });
+    let most = drawn.fold([0; 5], |most, bar| std::array::from_fn(|part| usize::max(most[part], bar[part])));
+    let more = legend(more, &most, of_bar, look);
     let head = |column: &usize| DEVICES.cell(*column, DEVICES.heads[*column], PLAIN);
     let header = Row::new(columns.iter().map(head).chain([more.into()])).style(BOLD);
     let row = |(index, cells): (usize, &[String; 7])| {
@@ -170,15 +176,23 @@ fn devices(
     Widget::render(Table::new(rows, widths).header(header), area, frame);
 }
 
-/// Adds the first words of the [`PARTS`] that have bytes, with their characters, as far as they fit into `width` columns.
-fn legend(mut line: Line<'static>, bytes: &[i64; 5], width: u16, look: Look) -> Line<'static> {
-    for ((name, glyphs, style), _) in PARTS.iter().zip(bytes).filter(|(_, bytes)| **bytes > 0) {
-        let word = name.split(' ').next().unwrap_or_default();
-        if line.width() + word.len() + 4 > usize::from(width) {
+/// Adds the first words of the [`PARTS`] that a bar shows, with their characters, as far as they fit into `width` columns. They are
+/// closer together if all fit only then.
+fn legend(mut line: Line<'static>, columns: &[usize; 5], width: u16, look: Look) -> Line<'static> {
+    let shown = PARTS.iter().zip(columns).filter(|(_, columns)| **columns > 0);
+    let words: Vec<(&str, char, Style)> = shown
+        .map(|((name, glyphs, style), _)| {
+            (name.split(' ').next().unwrap_or_default(), look.glyph(*glyphs), *style)
+        })
+        .collect();
+    let is_wide = line.width() + words.iter().map(|(word, ..)| word.len() + 4).sum::<usize>() <= width.into();
+    let (before, between) = if is_wide { ("  ", " ") } else { (" ", "") };
+    for (word, glyph, style) in words {
+        if line.width() + before.len() + between.len() + word.len() + 1 > width.into() {
             break;
         }
-        line.push_span(Span::styled(format!("  {}", look.glyph(*glyphs)), *style));
-        line.push_span(Span::styled(format!(" {word}"), DIM));
+        line.push_span(Span::styled(format!("{before}{glyph}"), style));
+        line.push_span(Span::styled(format!("{between}{word}"), DIM));
     }
     line
 }
@@ -217,19 +231,27 @@ pub(crate) fn device_cells(ps: &Ps, index: usize, unit: Unit) -> [String; 7] {
     ]
 }
 
-/// Returns a bar whose width stands for `whole` bytes: the bytes of the [`PARTS`] from the left. A part that is not empty gets at
-/// least one column if there is room.
+/// Returns a bar whose width stands for `whole` bytes: the bytes of the [`PARTS`] from the left.
 fn bar(width: u16, whole: i64, parts: &[i64; 5], look: Look) -> Line<'static> {
+    let columns = part_columns(width, whole, parts);
+    let span =
+        |((_, glyphs, style), columns)| Span::styled(look.glyph(glyphs).to_string().repeat(columns), style);
+    PARTS.into_iter().zip(columns).map(span).collect()
+}
+
+/// Returns the number of columns of each part of a bar. Processes get at least one if there is room, so that each is visible; the
+/// other parts have their share, since a column of a few MiB would look like much memory.
+fn part_columns(width: u16, whole: i64, parts: &[i64; 5]) -> [usize; 5] {
     let width = usize::from(width);
     let columns = |bytes: i64| (bytes as f64 / whole.max(1) as f64 * width as f64).round() as usize;
     let (mut sum, mut at) = (0_i64, 0);
-    let span = |(bytes, (_, glyphs, style)): (&i64, (&str, (char, char), Style))| {
-        sum = sum.saturating_add((*bytes).max(0));
+    std::array::from_fn(|part| {
+        sum = sum.saturating_add(parts[part].max(0));
+        let least = usize::from(part < PROCESS_PARTS && parts[part] > 0);
         let from = at;
-        at = columns(sum).max(from + usize::from(*bytes > 0)).min(width);
-        Span::styled(look.glyph(glyphs).to_string().repeat(at - from), style)
-    };
-    parts.iter().zip(PARTS).map(span).collect()
+        at = columns(sum).max(from + least).min(width);
+        at - from
+    })
 }
 
 /// Returns the [`PARTS`] of a device's bar. Processes have the bytes that NVML charges; unknown ones are in the unaccounted part.
@@ -330,12 +352,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bar_shows_every_part_and_no_more_than_its_room() {
+    fn a_bar_shows_every_process_other_parts_by_their_share_and_no_more_than_its_room() {
         let look = Look { unicode: false, colors: false, is_live: false };
         let drawn = |whole, parts| bar(10, whole, &parts, look).to_string();
         assert_eq!(drawn(100, [50, 30, 0, 0, 20]), "#####===..");
         assert_eq!(drawn(100, [50, 1, 0, 0, 0]), "#####=");
         assert_eq!(drawn(100, [-5, 0, 10, 0, 0]), "?");
+        assert_eq!(drawn(100, [50, 0, 2, 2, 46]), "#####.....");
         assert_eq!(drawn(0, [i64::MAX, i64::MAX, 1, 1, 1]), "##########", "more than there is");
     }
 

@@ -16,7 +16,7 @@ use gpumem_report::text::{escape, wrapped};
 use gpumem_report::{GroupBy, Part, Report, growth, iterations, oom, steps};
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::{Constraint, Layout, Rect};
-use ratatui_core::style::Style;
+use ratatui_core::style::{Modifier, Style};
 use ratatui_core::text::{Line, Span, Text};
 use ratatui_core::widgets::{StatefulWidget, Widget};
 use ratatui_widgets::table::{Cell, Row, Table, TableState};
@@ -261,8 +261,10 @@ impl Process {
         let unit = Unit::for_largest(max_bytes);
         let window = window.map(|seconds| format!(" of {seconds} s")).unwrap_or_default();
         let (top, unit, from, to) = (unit.amount(max_bytes), unit.name, clock.time(from), clock.time(to));
-        let caption = format!("tracked over time, 0 to {top} {unit}, {from} to {to}{window}");
-        Line::styled(caption, DIM).render(of_caption, frame);
+        let range = format!("0 to {top} {unit}, {from} to {to}{window}");
+        let whole = format!("tracked over time, {range}");
+        let fits = width_of(&whole) <= of_caption.width.into();
+        Line::styled(if fits { whole } else { range }, DIM).render(of_caption, frame);
         Chart { columns: &columns, layers: &self.layers, max_bytes, look }.render(of_chart, frame);
         rest
     }
@@ -324,13 +326,18 @@ impl Process {
         let rows: Vec<Row> = self.items.get(visible.clone()).unwrap_or_default().iter().map(row).collect();
         let mut drawn = Table::new(rows, widths).column_spacing(2).row_highlight_style(SELECTED);
         if headed > 0 {
-            drawn = drawn.header(self.header(table));
+            drawn = drawn.header(self.header(table, of_bar.width));
         }
         let selected = self.scroll.position.checked_sub(visible.start).filter(|_| look.is_live);
         StatefulWidget::render(drawn, area, frame, &mut TableState::new().with_selected(selected));
+        // A reversed bar would look like the rest of its column.
+        let row = selected.and_then(|row| area.rows().nth(row + headed)).unwrap_or_default();
+        for cell in of_bar.intersection(row).positions() {
+            frame[cell].modifier.remove(Modifier::REVERSED);
+        }
     }
 
-    fn header(&self, table: &panel::Table) -> Row<'static> {
+    fn header(&self, table: &panel::Table, bar_width: u16) -> Row<'static> {
         let by = match self.shown_by {
             Some(GroupBy::Structure) => "by structure",
             Some(GroupBy::Tag) => "by tag",
@@ -338,7 +345,8 @@ impl Process {
         };
         let [last, peak] = table.heads[0].clone().map(|head| Line::from(head).right_aligned());
         let unit = Line::from(format!("{}, {by}", table.unit));
-        Row::new([unit, last, peak, Line::styled("share of used", DIM)]).style(BOLD)
+        let share = ["share of used", "share", ""].into_iter().find(|head| head.len() <= bar_width.into());
+        Row::new([unit, last, peak, Line::styled(share.unwrap_or_default(), DIM)]).style(BOLD)
     }
 
     /// Returns the layer of a row in the chart, if it has one.
