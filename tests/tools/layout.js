@@ -21,6 +21,22 @@
       break;
     }
   }
+  // Text that runs from its cell into the next one, and captions that continue beyond their place.
+  for (let node = ((texts.currentNode = texts.root), texts.nextNode()); node; node = texts.nextNode()) {
+    const cell = node.parentElement.closest("td, th");
+    if (!cell || node.data.trim() === "" || node.parentElement.closest("svg") || !isShown(node.parentElement)) continue;
+    const text = document.createRange();
+    text.selectNodeContents(node);
+    let { right } = text.getBoundingClientRect();
+    for (let box = node.parentElement; box !== cell; box = box.parentElement) {
+      if (getComputedStyle(box).overflowX !== "visible") right = Math.min(right, box.getBoundingClientRect().right);
+    }
+    if (right > cell.getBoundingClientRect().right + 1) faults.push(`beyond its cell: ${words(cell)}`);
+  }
+  for (const caption of document.querySelectorAll("main .scroll caption")) {
+    const [{ right }, place] = [caption.getBoundingClientRect(), caption.closest(".scroll").getBoundingClientRect()];
+    if (isShown(caption) && right > place.right + 1) faults.push(`a caption is cut: ${words(caption)}`);
+  }
   // Columns so narrow that names become columns of words or letters.
   for (const cell of document.querySelectorAll("main td, main th")) {
     if (!isShown(cell) || cell.closest("[aria-hidden=true]")) continue;

@@ -92,10 +92,15 @@ function wallParts(clock, t) {
   const date = new Date(seconds * 1000);
   return Number.isNaN(date.getTime()) ? ["", "?"] : [date.toISOString().slice(0, 10), date.toISOString().slice(11, 19) + "Z"];
 }
-function time(clock, t) {
-  if (clock.kind === "lines") return "line " + thousands(clock.base + t);
-  if (clock.kind === "seconds") return "+" + (clock.base + (clock.base_ns + t) / 1e9).toFixed(1) + " s";
-  const [day, clockTime] = wallParts(clock, t);
+// Names a time. Within a span of ns, it has as many decimals as tell hundredths of the span apart.
+function time(clock, t, span = Infinity) {
+  const decimals = Math.min(6, Math.max(0, Math.ceil(Math.log10(100e9 / span))));
+  if (clock.kind === "lines") return "line " + thousands(clock.base + Math.round(t));
+  if (clock.kind === "seconds") return "+" + (clock.base + (clock.base_ns + t) / 1e9).toFixed(Math.max(1, decimals)) + " s";
+  const [day, whole] = wallParts(clock, t);
+  const ns = Math.floor(clock.base_ns + t) % 1e9;
+  const parts = String(ns < 0 ? ns + 1e9 : ns).padStart(9, "0").slice(0, decimals);
+  const clockTime = parts === "" ? whole : whole.replace("Z", `.${parts}Z`);
   return clock.dated ? day + " " + clockTime : clockTime;
 }
 

@@ -70,7 +70,7 @@ function duration(clock, t) {
 // Describes a block in words: name, bytes, life, role, source line, address.
 function blockWords(process, data, { row, begin, end }) {
   const [name, line, role, phase] = data.names[row[B_NAME]];
-  const at = (t) => time(process.clock, data.from + t);
+  const at = (t) => time(process.clock, data.from + t, data.to - data.from);
   const life = row[B_MADE] === null ? (row[B_FREED] === null ? "live all the time" : `made before, freed at ${at(end)}`)
     : `made at ${at(begin)}, ` + (row[B_FREED] === null ? "not freed" : `lived ${duration(process.clock, end - begin)}`);
   const count = row[B_COUNT] > 1 ? `${thousands(row[B_COUNT])} blocks` : "";
@@ -82,7 +82,7 @@ function blocksTable(process, data, polygons) {
   const rows = largest.map((of) => {
     const [name, line, role] = data.names[of.row[B_NAME]];
     return h("tr", {}, h("th", { scope: "row" }, h("bdi", {}, name)), h("td", { class: "n" }, thousands(of.row[B_COUNT])), number(round(of.row[B_BYTES]), of.row[B_BYTES]),
-      h("td", {}, of.row[B_MADE] === null ? "before" : time(process.clock, data.from + of.begin)),
+      h("td", {}, of.row[B_MADE] === null ? "before" : time(process.clock, data.from + of.begin, data.to - data.from)),
       h("td", {}, of.row[B_FREED] === null ? "not freed" : duration(process.clock, of.end - of.begin)), h("td", {}, role || "-"), h("td", {}, h("bdi", {}, line || "-")));
   });
   const heads = ["name", "blocks", unit().name, "made", "lived", "role", "line"];

@@ -6,6 +6,7 @@
 
 use super::blocks::{blocks, why_none};
 use super::holdings::{Strings, holdings};
+use crate::advice;
 use crate::amounts::{largest_first, sum};
 use crate::bridge::Bridge;
 use crate::encode::object;
@@ -234,6 +235,8 @@ fn process(context: Context<'_>, room: &mut usize) -> impl Serialize + use<> {
         rank: run.process.claims.get("rank").map(|rank| escape(rank)),
         heading: panel.heading,
         verdict: panel.verdict,
+        // The change that saves most, as one line; null if there is none. It may contain tags.
+        advice: limits.tags.then(|| advice::saving_line(report)).flatten().map(|line| escape(&line)),
         warnings: panel.warnings,
         coverage: panel.coverage,
         // `complete`, or why the numbers are not.
@@ -399,7 +402,9 @@ fn iterations_of(device: &Device) -> Option<impl Serialize + use<>> {
 fn oom(report: &Report<'_>, oom: &Oom, lines: Vec<String>, origin: TimeOrigin) -> impl Serialize + use<> {
     let held = memory_by_name(report, oom).into_iter();
     object! {
+        // Times of the first and the last failure that the record counts.
         t: origin.offset_ns(oom.time_ns),
+        last_t: origin.offset_ns(oom.last_ns),
         // The script uses the word `refused` for memory pressure: the driver refused a request, but no allocation failed.
         kind: kind(oom).replace("pressure", "refused"),
         lines,

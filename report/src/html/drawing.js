@@ -28,6 +28,8 @@ function draw(all, width, [from, to]) {
 
   axes(svg, plotted, { clock: process.clock, from, to, most, width }, x, y);
 
+  // Middle, baseline and half the width of each label in the plot.
+  const written = [];
   // A point is valid until the next one, the last one until the end.
   if (course.t.length && positions.length) {
     const until = beyond < 0 ? end : all.positions[beyond].t;
@@ -39,6 +41,7 @@ function draw(all, width, [from, to]) {
       svg.append(s("path", { class: "area", fill: fillOf(band.code), d: "M" + (upper + lower).slice(1) + "Z" }));
     }
     for (const label of labels(bands, edges, y)) {
+      written.push([n(label.x), n(label.y) + 4, textWidth(label.text) / 2]);
       svg.append(sized(s("text", { class: isHatched(label.code) ? "halo" : null, x: n(label.x), y: n(label.y) + 4, "text-anchor": "middle" }, label.text),
         isHatched(label.code) ? {} : { fill: `var(--on-${colorClass(label.code)})` }));
     }
@@ -100,11 +103,17 @@ function draw(all, width, [from, to]) {
       chosenLine.setAttribute("d", isMarked ? `M${n(x(moment.t))} ${plotted.top}V${plotted.bottom}` : "");
       chosenLabel.textContent = isMarked ? "shown below" : "";
       const half = textWidth("shown below") / 2 + 2;
-      if (isMarked) chosenLabel.setAttribute("x", n(Math.min(Math.max(x(moment.t), plotted.left + half), plotted.right - half)));
+      if (!isMarked) return;
+      const middle = Math.min(Math.max(x(moment.t), plotted.left + half), plotted.right - half);
+      const isFree = (line) => written.every(([at, base, wide]) => Math.abs(base - line) >= 13 || Math.abs(at - middle) >= wide + half);
+      let line = plotted.bottom - 5;
+      while (!isFree(line) && line > plotted.top + 13) line -= 4;
+      chosenLabel.setAttribute("x", n(middle));
+      chosenLabel.setAttribute("y", n(line));
     },
     // Marks a range of client pixels as selected; null ends the selection.
     mark: (begin, end) => {
-      const [left, right] = begin === null ? [0, 0] : [inPlot(begin), inPlot(end)].sort((a, b) => a - b);
+      const [left, right] = begin === null ? [0, 0] : [begin, end].map((at) => Math.min(Math.max(inPlot(at), plotted.left), plotted.right)).sort((a, b) => a - b);
       selection.setAttribute("x", left);
       selection.setAttribute("width", right - left);
     },

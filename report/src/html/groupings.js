@@ -86,7 +86,7 @@ function entries(process, device) {
     const steps = apportion(round(bytes), shown.map(([, amount]) => amount));
     const table = h("div", { class: "scroll" }, h("table", { class: "bars" },
       h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "tag"), h("th", { class: "barcell", "aria-hidden": "true" }), h("th", { class: "n", scope: "col" }, unit().name), h("th", { class: "n", scope: "col" }, "of it"))),
-      h("tbody", {}, shown.map(([name, amount], row) => h("tr", {}, h("th", { scope: "row" }, h("bdi", { class: "tag" }, name)),
+      h("tbody", {}, shown.map(([name, amount], row) => h("tr", {}, h("th", { scope: "row" }, h("bdi", { class: "tag" }, path(name))),
         h("td", { class: "barcell", "aria-hidden": "true" }, row < sorted.length && row < TOP ? sized(h("span", { class: "bar " + colorClass(code, by) }), { width: `${Math.max(0, (100 * amount) / Math.max(1, shown[0][1]))}%` }) : null),
         number(steps[row], amount), h("td", { class: "n soft" }, percent(amount, bytes))))),
       h("tfoot", {}, h("tr", {}, h("th", { scope: "row" }, "sum"), h("td", { "aria-hidden": "true" }), number(round(bytes), bytes), h("td")))));

@@ -22,7 +22,7 @@ function deviceStrip(process, device) {
   return h("figure", { id: "strip" },
     h("div", { class: "strip", "aria-hidden": "true" }, parts.map(([name, bytes], at) =>
       at === 0 ? piece("mine", bytes, pieces.map((row) => piece(colorClass(ROW_COLOR[row.part] ?? row.code ?? "others"), row.shown))) : piece(color(name), bytes))),
-    h("figcaption", { class: "keys" }, h("span", { class: "soft" }, `${momentName(process)}, ${unit().name}:`),
+    h("figcaption", { class: "keys" }, h("span", { class: "soft" }, `${momentName()}, ${unit().name}:`),
       parts.map(([name, bytes], at) => h("span", {}, at === 0 ? null : swatch(color(name)), `${name} `, h("b", { "data-bytes": String(bytes) }, print(steps[at])))),
       parts.length > 1 ? h("span", {}, "= the device ", h("b", {}, print(round(total)))) : null));
 }
@@ -124,7 +124,7 @@ function ooms(process, device) {
     const most = rows.reduce((most, [, bytes]) => Math.max(most, bytes), 1);
     return h("div", { class: "scroll" }, h("table", { class: "bars" }, h("caption", {}, `${title}, ${unit().name}`),
       hasGrowth ? h("thead", {}, h("tr", {}, h("th", {}, "who"), h("th", { class: "barcell", "aria-hidden": "true" }), h("th", { class: "n" }, "holds"), h("th", { class: "n" }, "grew by"))) : null,
-      h("tbody", {}, rows.map(([name, bytes, growth], at) => h("tr", {}, h("th", { scope: "row" }, h("bdi", {}, name)),
+      h("tbody", {}, rows.map(([name, bytes, growth], at) => h("tr", {}, h("th", { scope: "row" }, h("bdi", {}, path(name))),
         h("td", { class: "barcell", "aria-hidden": "true" }, sized(h("span", { class: "bar " + colorClass(colors(name), DATA.by) }), { width: `${Math.max(0, (100 * bytes) / most)}%` })),
         number(steps[at], bytes), hasGrowth ? h("td", { class: "n" }, growth === null ? "-" : signed(growth)) : null))),
       h("tfoot", {}, h("tr", {}, h("th", { scope: "row" }, "sum"), h("td"), number(round(total), total), hasGrowth ? h("td") : null))));
@@ -144,5 +144,5 @@ function words(process, device) {
   const rest = process.tail.filter((line) => !isNote(line));
   const list = (lines) => (lines.length ? h("ul", {}, lines.map((line) => h("li", {}, h("bdi", {}, line)))) : null);
   return section("coverage", "Coverage", "Coverage and caveats", list(process.coverage), list(notes), device.detail ? [h("h3", {}, "Of this device"), list(device.detail.facts)] : null,
-    rest.map((line) => h("p", {}, h("code", {}, line))));
+    rest.flatMap((line) => line.split(/ {2,}/)).map((part) => h("p", {}, h("code", {}, part))));
 }

@@ -187,10 +187,13 @@ fn color_style() -> String {
         names.push((format!("{name}-ink"), pattern.ink.unwrap_or(pattern.ground)));
         // CSS angles are clockwise, and stripes are perpendicular to their gradient.
         let (degrees, spacing) = (-pattern.degrees, pattern.spacing * 4.0 / 3.0);
+        // Stripes are whole pixels apart in a row of pixels; otherwise some of them would be drawn wider than others.
+        let slope = if pattern.degrees % 90.0 == 0.0 { 1.0 } else { std::f64::consts::SQRT_2 };
+        let spacing = (spacing * slope).round() / slope;
         let _ = writeln!(
             classes,
             ".{name} {{ background: repeating-linear-gradient({degrees}deg, var(--{name}-ink) 0 1px, var(--{name}) 1px \
-             {spacing:.0}px); color: var(--ink); }}"
+             {spacing:.4}px); color: var(--ink); }}"
         );
     }
     let light: String =

@@ -58,17 +58,21 @@ function shownRows(process, device) {
   return rows.map((row, at) => ({ ...row, shown: bytes[at] }));
 }
 
-// Names the shown moment for captions. `clock` is that of the shown process.
-function momentName({ clock } = here().process) {
+// Names a time with the precision with which the moment was chosen, so that its name stays while the course grows.
+const chosenTime = (t) => time(here().process.clock, t, state.chosen.span);
+
+// Names the shown moment for captions.
+function momentName() {
   if (state.moment !== CHOSEN) return state.moment === PEAK ? "at the peak" : isOpen() ? "now" : "at the end";
   const { t, range } = state.chosen;
-  return range ? `at ${time(clock, t)}, the fullest moment from ${time(clock, range[0])} to ${time(clock, range[1])}` : `at ${time(clock, t)}`;
+  return `at ${chosenTime(t)}${range ? `, the fullest moment from ${range.map(chosenTime).join(" to ")}` : ""}`;
 }
 
 // Shows a moment: END or PEAK, or a time in ns with the range of which it is the fullest moment.
 let refresh = () => {};
 function lookAt(moment, t = null, range = null) {
-  Object.assign(state, { moment, chosen: t === null ? null : { t, range }, picked: null });
+  const [from, to] = range ?? shownOf([0, here()?.device.last_t ?? 0]);
+  Object.assign(state, { moment, chosen: t === null ? null : { t, range, span: to - from }, picked: null });
   refresh();
 }
 const lookAtRange = (detail, range) => lookAt(CHOSEN, detail.course.t[fullestIn(detail, range)], range);

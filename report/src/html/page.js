@@ -17,7 +17,7 @@ function theme(value) {
 const momentChoice = h("div", {});
 function drawMomentChoice() {
   const hadFocus = momentChoice.contains(document.activeElement);
-  const options = [[PEAK, "at peak"], [END, isOpen() ? "now" : "at the end"], ...(state.moment === CHOSEN ? [[CHOSEN, `at ${time(here().process.clock, state.chosen.t)}`]] : [])];
+  const options = [[PEAK, "at peak"], [END, isOpen() ? "now" : "at the end"], ...(state.moment === CHOSEN ? [[CHOSEN, `at ${chosenTime(state.chosen.t)}`]] : [])];
   momentChoice.replaceChildren(choice("composition", "moment", options, state.moment, (value) => lookAt(value)));
   if (hadFocus) momentChoice.querySelector("input:checked")?.focus({ preventScroll: true });
 }
@@ -35,6 +35,9 @@ function tools(more, draw = render) {
     choice("in", "unit", [["", DATA.unit.name], ["bytes", "exact bytes"]], state.exact ? "bytes" : "", (value) => { state.exact = value === "bytes"; draw({}); }),
     choice("theme", "theme", [["auto", "auto"], ["light", "light"], ["dark", "dark"]], kept, theme), more);
 }
+
+// A longer overview scrolls in a box, so that the chosen device below it is near.
+const MOST_ROWS_WHOLE = 16;
 
 // Makes a table with a row for each device. All curves have one scale.
 function overview() {
@@ -63,11 +66,11 @@ function overview() {
     return steps.length ? h("td", { class: "n" }, print(sum(steps))) : h("td", { class: "n" }, "-");
   };
   // A narrow window has the number of the device, and no more than two columns of amounts.
-  const titleOf = ({ title }) => { const [, short, more] = /^(\S+ \S+)(.*)$/.exec(title) ?? [null, title, ""]; return [short, h("span", { class: "more" }, more)]; };
+  const titleOf = ({ title }) => { const [, short, more] = /^(\S+ \S+)(.*)$/.exec(title) ?? [null, title, ""]; return [h("span", { class: "short" }, short), h("span", { class: "more" }, more)]; };
   const amounts = (key, cell) => { if (key !== "used") cell.classList.add("optional"); return cell; };
   const go = (place) => (event) => { event.preventDefault(); location.hash = "device-" + place; };
   return h("section", { id: "overview", class: "overview", "aria-labelledby": "overview-h" }, h("h2", { id: "overview-h" }, `${PLACES.length} rows: ${several ? "processes and devices" : "devices"}`),
-    h("div", { class: "scroll" }, h("table", {}, h("caption", {}, `${unit().name}, ${isOpen() ? "now" : "at the end"}; courses at one scale, up to ${withUnit(most)}`),
+    h("div", PLACES.length > MOST_ROWS_WHOLE ? { class: "scroll tall", tabindex: "0", role: "group", "aria-label": "processes and devices" } : { class: "scroll" }, h("table", {}, h("caption", {}, `${unit().name}, ${isOpen() ? "now" : "at the end"}; courses at one scale, up to ${withUnit(most)}`),
       h("thead", {}, h("tr", {}, several ? h("th", { scope: "col" }, "rank") : null, h("th", { scope: "col" }, several ? "process and device" : "device"), keys.map((key) => amounts(key, h("th", { class: "n", scope: "col" }, key === "gap" ? "Untrackable" : key))),
         h("th", { class: "n", scope: "col" }, "peak of tracked"), h("th", { class: "optional", "aria-hidden": "true" }, "used over time"))),
       h("tbody", {}, rows.map(({ process, device, place, steps }) => h("tr", { class: place === state.place ? "here" : "" },
@@ -130,6 +133,7 @@ function verdict(process, device) {
     process.ending ? h("p", { class: "alert", role: "note" }, h("b", {}, "How it ended: "), h("bdi", {}, process.ending)) : null,
     last && !isTold ? h("p", { class: "alert", role: "note" }, h("b", {}, last.kind === "oom" ? "Memory ran out. " : "Memory may have run out. "), h("bdi", {}, last.lines[0] ?? ""), " ", h("bdi", {}, last.lines.findLast((line) => line.startsWith("verdict"))?.replace(/^verdict\s+/, "— ") ?? ""), " (",
       record, ")") : null,
+    process.advice ? h("p", {}, h("bdi", {}, process.advice)) : null,
     h("p", {}, said + reading),
   ];
 }
@@ -182,10 +186,14 @@ const over = h("div", {});
 const links = h("nav", { "aria-label": "parts of the report" });
 
 function render({ focus }) {
+  // The pictures are replaced, so a pressed pointer is on none of them.
+  state.isHeld = false;
   // An unchanged text keeps the focus on its link.
   const told = h("div", {}, conclusions());
   if (told.textContent !== answer.textContent) answer.replaceChildren(...told.childNodes);
+  const scrolled = over.querySelector(".tall")?.scrollTop;
   over.replaceChildren(...(PLACES.length > 1 ? [overview()] : []));
+  showRow(scrolled);
   const made = PLACES.length ? devicePanel(here()) : [h("p", {}, "No GPU memory was seen."), ...DATA.processes.map((process) => [counters(process), words(process, {})])];
   panel.replaceChildren(...made.flat(4).filter(Boolean));
   const parts = [...document.querySelectorAll("main section[id]")].filter((part) => part.id !== "overview");
@@ -193,6 +201,18 @@ function render({ focus }) {
   redraws.forEach((redraw) => redraw());
   reachWideTables();
   if (focus) document.getElementById(focus)?.focus();
+}
+
+// Scrolls a long overview: as before, or to the row of a device that was not shown before.
+let rowShown = null;
+function showRow(scrolled) {
+  const box = over.querySelector(".tall");
+  if (!box) return;
+  const row = box.querySelector("tr.here");
+  if (scrolled !== undefined) box.scrollTop = scrolled;
+  const isVisible = row.offsetTop > box.scrollTop && row.offsetTop + row.offsetHeight < box.scrollTop + box.clientHeight;
+  if (rowShown !== state.place && !isVisible) box.scrollTop = row.offsetTop - box.clientHeight / 2;
+  rowShown = state.place;
 }
 
 function followHash() {

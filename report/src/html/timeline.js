@@ -49,6 +49,7 @@ function courseOf(process, device) {
   const { detail } = device;
   const { course } = detail;
   const stack = stackOf(detail, state.by);
+  const smaller = statementRows(detail, state.by).find((row) => row.part === "smaller");
   const predatesRow = detail.statements[state.by].find((row) => row.part === "predates");
   const predates = predatesRow ? predatesRow.bytes[0] ?? predatesRow.bytes[1] : 0;
   const gaps = course.buckets.filter((bucket) => bucket[3]);
@@ -82,7 +83,7 @@ function courseOf(process, device) {
   const isSteady = (row) => 4 * row.bytes.filter((bytes) => 2 * bytes >= most(row)).length >= 3 * row.bytes.length;
   rows.sort((a, b) => isSteady(b) - isSteady(a) || most(b) - most(a));
   const bands = rows.concat([
-    { code: SMALLER, bytes: stack.smaller, name: "other names" }, { code: OTHERS, bytes: stack.others, name: state.by === TAG ? "(no tag)" : "Others" },
+    { code: SMALLER, bytes: stack.smaller, name: smaller?.name ?? "(other names)" }, { code: OTHERS, bytes: stack.others, name: state.by === TAG ? "(no tag)" : "Others" },
     { code: "opaque", bytes: stack.opaque, name: "opaque pools" }, { code: "idle", bytes: stack.idle, name: "pool idle" },
     { code: "predates", bytes: positions.map(() => (course.t.length ? predates ?? 0 : 0)), name: "predates the agent" },
     { code: "untrackable", bytes: positions.map((at) => (course.t.length ? at.gap ?? 0 : 0)), name: "Untrackable" },
@@ -90,7 +91,7 @@ function courseOf(process, device) {
   const events = [
     ...detail.steps.map((step) => ({ kind: "gap", t: step.t, text: `Untrackable ${signed(step.bytes)} ${unit().name}: ${step.what}`, up: step.bytes >= 0 })),
     ...(detail.marks || []).map((mark) => ({ kind: "mark", t: mark.t, text: "mark: " + mark.name, name: mark.name })),
-    ...detail.ooms.map((oom) => ({ kind: oom.kind, t: oom.t, text: oom.lines[0] ?? "out of memory" })),
+    ...detail.ooms.flatMap(({ kind, t, last_t: last, lines: [text = "out of memory"] }) => [{ kind, t, text }, ...(last > t ? [{ kind, t: last, text: "the last of these: " + text }] : [])]),
   ].sort((a, b) => a.t - b.t);
   const times = [...positions.map((at) => at.t), ...course.buckets.map((bucket) => bucket[0]), ...events.map((event) => event.t), device.last_t, device.peak_t];
   const begin = times.reduce((a, b) => Math.min(a, b), Infinity);
@@ -111,7 +112,7 @@ function stacked(bands, count) {
 function timeline(process, device, move) {
   const all = courseOf(process, device);
   const { positions, events, course, whole } = all;
-  const described = h("p", { class: "readout", id: "readout" });
+  const described = h("p", { class: "readout", id: "readout" }, "Point at a time to read its numbers. A click shows its composition below, a drag zooms, a drag with Alt shows the fullest moment of a range; Escape returns to the peak.");
   const canvas = h("div", {
     class: "plot", id: "timeline", tabindex: "0", role: "slider", "aria-label": "memory over time; arrow keys move the cursor, Enter shows the composition there, r that of the shown range, Escape that of the peak; p goes to the peak, n and b to events, plus and minus zoom, Shift and arrows move the shown part, 0 shows all",
     "aria-valuemin": "0", "aria-valuenow": "0", "aria-valuetext": "no time is chosen", "aria-valuemax": String(Math.max(0, positions.length - 1)), "aria-orientation": "horizontal", "aria-describedby": "readout",
@@ -130,9 +131,11 @@ function timeline(process, device, move) {
     const next = positions[current + 1]?.t ?? Infinity;
     const near = events.filter((event) => (event.t >= at.t || current === 0) && event.t < next);
     const sample = all.nearest(course.buckets.filter((bucket) => bucket[1]), at.t);
-    const words = [time(process.clock, at.t)];
+    const shown = shownOf(whole);
+    const named = (t) => time(process.clock, t, shown[1] - shown[0]);
+    const words = [named(at.t)];
     if (at.tracked !== null) words.push(`tracked ${withUnit(at.tracked)}`);
-    if (sample) words.push(`NVML used ${withUnit(sample[1][2])}` + (Math.abs(sample[0] - at.t) > course.width ? ` (read at ${time(process.clock, sample[0])})` : ""));
+    if (sample) words.push(`NVML used ${withUnit(sample[1][2])}` + (Math.abs(sample[0] - at.t) > course.width ? ` (read at ${named(sample[0])})` : ""));
     else if (at.used !== null) words.push(`used ${withUnit(at.used)}`);
     if (at.gap !== null) words.push(`Untrackable ${withUnit(at.gap)}`);
     near.slice(0, 3).forEach((event) => words.push(event.text));
@@ -198,7 +201,7 @@ function timeline(process, device, move) {
     const width = canvas.clientWidth;
     if (width < 60) return;
     const shown = shownOf(whole);
-    part.textContent = state.shown === null ? "" : `shown: ${time(process.clock, shown[0])} to ${time(process.clock, shown[1])}`;
+    part.textContent = state.shown === null ? "" : `shown: ${shown.map((t) => time(process.clock, t, shown[1] - shown[0])).join(" to ")}`;
     buttons.all.disabled = state.shown === null;
     drawing = draw(all, width, shown);
     canvas.replaceChildren(drawing.svg);
@@ -226,7 +229,7 @@ function timeline(process, device, move) {
     canvas, described,
     h("div", { class: "buttons" }, button("to the peak", keys.p), events.length ? [button("previous event", keys.b), button("next event", keys.n)] : null,
       button("zoom in", keys["+"]), button("zoom out", keys["-"]), buttons.all, part),
-    canLook ? h("div", { class: "buttons" }, buttons.moment, buttons.range, buttons.peak, h("span", { class: "soft screen optional" }, "a click looks at a moment, a drag with Alt at a range, Escape returns")) : null,
+    canLook ? h("div", { class: "buttons" }, buttons.moment, buttons.range, buttons.peak) : null,
     h("p", { class: "keys" }, legendOf(all)),
     folded("course", "The picture as a table", () => courseTable(all)),
     events.length ? folded("events", `${events.length === 1 ? "1 event" : thousands(events.length) + " events"} as a table`, () => eventTable(all)) : null);

@@ -99,10 +99,21 @@ function gestures(canvas, zoom, { whole, key = "shown", timeAt, select, mark, lo
     if (event.type !== "pointerup") return;
     if (!isDrag) { look(timeAt(event.clientX)); return; }
     if (event.pointerType !== "mouse" || event.shiftKey || Math.abs(event.clientX - begin) < DRAG) return;
-    const range = [timeAt(begin), timeAt(event.clientX)].sort((a, b) => a - b);
+    const [from, to] = shownOf(whole, key);
+    const range = [timeAt(begin), timeAt(event.clientX)].sort((a, b) => a - b).map((t) => Math.min(Math.max(t, from), to));
+    // Both ends may be beside the picture.
+    if (range[0] === range[1]) return;
     if (event.altKey) lookAtRange(range);
     else zoom.show(range);
   };
+  // Escape ends a gesture without its effect.
+  canvas.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape" || pointers.size === 0) return;
+    event.preventDefault();
+    pointers.clear();
+    state.isHeld = false;
+    mark(null);
+  });
   canvas.addEventListener("pointerup", finish);
   canvas.addEventListener("pointercancel", finish);
   canvas.addEventListener("dblclick", zoom.all);

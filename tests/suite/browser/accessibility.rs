@@ -36,14 +36,35 @@ fn report_pages_have_no_violation() {
 #[test]
 fn live_pages_have_no_violation() {
     let Some(axe) = axe() else { return };
-    let place = Place::new(&["devices=2", "memory=32G"]);
+    let place = Place::new(&["devices=8", "memory=16G"]);
     let Some(mut browser) = place.browser() else { return };
-    let trainer = place.trainer(&[HOLDS, &["--devices", "0,1"]], "holding");
-    let key = place.key(trainer.pid(), 2);
-    let _others = place.hold(62, 2);
-    for (path, has) in [("/".to_owned(), "tr[data-pid]"), (format!("/process/{key}"), "#statement")] {
+    let full = place.trainer(&[&["--steps", "100000", "--step-ms", "1", "--leak", "64"]], "ready");
+    let leaking = place.trainer(&[&["--steps", "1000000", "--step-ms", "20", "--leak", "4"]], "ready");
+    let healthy = place.trainer(&[HOLDS, &["--devices", "0,1,2,3,4,5,6,7"]], "holding");
+    let leak = place.key(leaking.pid(), 1);
+    let eight = place.key(healthy.pid(), 8);
+    let _others = place.hold(62, 8);
+    browser.visit(&place.url("/"));
+    wait(&mut browser, "64 processes", "document.querySelectorAll('tr[data-pid]').length >= 64");
+    wait(&mut browser, "the leak", "document.querySelector('#findings .problem') !== null");
+    let link = format!(
+        "[...document.querySelectorAll('#ended a')].find((it) => it.textContent.includes('{}'))",
+        full.pid()
+    );
+    wait(
+        &mut browser,
+        "the run without memory",
+        &format!("{link}?.closest('li').textContent.includes('out of memory')"),
+    );
+    let oom = browser.eval(&format!("{link}.getAttribute('href')"));
+    is_accessible(&mut browser, &axe, "/");
+    for (path, has) in [
+        (format!("/process/{leak}"), "#answer .alert"),
+        (format!("/process/{eight}"), "#overview"),
+        (oom.as_str().expect("a path").to_owned(), "#oom"),
+    ] {
         browser.visit(&place.url(&path));
-        wait(&mut browser, "numbers", &format!("document.querySelector('{has}') !== null"));
+        wait(&mut browser, has, &format!("document.querySelector('{has}') !== null"));
         is_accessible(&mut browser, &axe, &path);
     }
 }

@@ -3,6 +3,7 @@
 mod accessibility;
 mod blocks;
 mod chosen_moment;
+mod gestures;
 mod html_report;
 mod layout;
 mod live_page;

@@ -26,7 +26,7 @@ function rebase(old, clock) {
   const shift = (old.base - clock.base) * 1e9 + (old.base_ns - clock.base_ns);
   if (state.cursor !== null) state.cursor += shift;
   state.shown &&= state.shown.map((t) => t + shift);
-  if (state.chosen) state.chosen = { t: state.chosen.t + shift, range: state.chosen.range?.map((t) => t + shift) ?? null };
+  if (state.chosen) state.chosen = { ...state.chosen, t: state.chosen.t + shift, range: state.chosen.range?.map((t) => t + shift) ?? null };
 }
 
 const FOCUSABLE = "a[href], button, input, summary, [tabindex]";
