@@ -215,6 +215,9 @@ fn a_process_is_seen_in_depth() {
     let mut top = site.top((80, 24), &["41873"]);
     let text = top.shows("Others");
     golden("process-80x24", &text);
+    // The bar of the selected row is a bar, and not the rest of its column.
+    let selected = top.selected();
+    assert!(selected.contains("used") && !selected.contains('█'), "{selected}");
     // Texts and amounts must equal those of the report.
     let report = stdout(&site.folder.run(&["report", "--verbose", "41873"]));
     for line in text.lines().filter(|line| line.contains("Untrackable") || line.contains("tracked  ")) {

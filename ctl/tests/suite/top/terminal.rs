@@ -102,6 +102,15 @@ impl Terminal {
         self.until("the shell's prompt", |text| text.trim_end().ends_with('>'));
     }
 
+    /// Returns the characters of the cells in reversed colours, which are the selected ones.
+    pub fn selected(&self) -> String {
+        let parser = self.parser.lock().expect("a screen");
+        let screen = parser.screen();
+        let (rows, columns) = (screen.size().0.get(), screen.size().1.get());
+        let cells = (0..rows).flat_map(|row| (0..columns).filter_map(move |column| screen.cell(row, column)));
+        cells.filter(|cell| cell.inverse()).map(|cell| cell.contents().to_owned()).collect()
+    }
+
     /// Waits until the screen contains these words.
     pub fn shows(&self, words: &str) -> String {
         self.until(words, |text| text.contains(words))
