@@ -69,7 +69,7 @@ if [ "${3:-}" != --set ]; then
   train demo --devices 0 --steps 200 --step-ms 40 --leak 1
   report demo
   mkdir -p "$(dirname "$out")"
-  python3 "$tools/pages.py" "file://$dir/demo.html" "$out" "${SIZE:-1280x700}"
+  python3 "$tools/pages.py" "file://$dir/demo.html" "$out" "${SIZE:-1280x760}"
   echo "$out: $(stat -c %s "$out") bytes"
   exit
 fi
