@@ -155,3 +155,44 @@ fn a_job_lists_its_ranks_in_order_and_shows_the_process_with_a_problem() {
     assert_eq!(page.eval("document.querySelector('#answer a').getAttribute('href')"), json!("#device-7"));
     page.is_quiet();
 }
+
+#[test]
+fn a_long_overview_scrolls_in_a_box_and_shows_the_chosen_device() {
+    let pages = report_pages();
+    let (_, html) = pages.iter().find(|(name, _)| *name == "processes").expect("a job");
+    let Some(mut page) = Opened::page("overview", html) else { return };
+    let is_shown = "(() => { const [box, row] = ['.tall', 'tr.here'].map((part) => document.querySelector('#overview ' + part).getBoundingClientRect()); return row.top >= box.top && row.bottom <= box.bottom && box.height < innerHeight; })()";
+    for place in [60, 3] {
+        page.eval(&format!("location.hash = '#device-{place}'"));
+        page.browser.settle();
+        assert_eq!((page.eval("state.place"), page.eval(is_shown)), (json!(place), json!(true)));
+    }
+    // The reader's position stays when the page is drawn again.
+    page.eval("document.querySelector('#overview .tall').scrollTop = 700");
+    page.eval("document.querySelector('input[name=unit]:not(:checked)').click()");
+    assert_eq!(page.eval("document.querySelector('#overview .tall').scrollTop"), json!(700));
+    page.is_quiet();
+}
+
+#[test]
+fn a_repeated_failure_has_two_marks_and_the_advice_follows_the_findings() {
+    let mut run = leaking();
+    let oom = run.devices[0].details.ooms.last_mut().expect("a failure");
+    oom.last_ns = oom.time_ns + 5_000_000_000;
+    let Some(mut page) = Opened::of("repeated", &run) else { return };
+    let marks = "courseOf(here().process, here().device).events.filter(({ kind }) => kind === 'oom').map(({ t }) => t)";
+    let marks: Vec<f64> = serde_json::from_value(page.eval(marks)).expect("times");
+    assert!(marks.windows(2).any(|times| times[1] - times[0] == 5e9), "{marks:?}");
+    page.eval("DATA.processes[0].advice = 'first change: <b>less</b>'; render({})");
+    let is_next = "(() => { const lines = [...document.querySelectorAll('#answer > p')]; const at = lines.findIndex((line) => line.textContent === 'first change: <b>less</b>'); return at > 0 && lines.every((line, other) => line.matches('.alert') === other < at); })()";
+    assert_eq!(page.eval(is_next), json!(true));
+    page.is_quiet();
+}
+
+#[test]
+fn stripes_of_patterns_are_whole_pixels_apart() {
+    let Some(mut page) = Opened::of("stripes", &training(Training::SMALL)) else { return };
+    let apart = page.eval("['untrackable', 'idle', 'opaque', 'predates'].map((kind) => { const made = document.createElement('span'); made.className = kind; document.body.append(made); const [, degrees, period] = /(-?\\d+)deg.* ([\\d.]+)px\\)$/.exec(getComputedStyle(made).backgroundImage); return Number(period) * (degrees % 90 ? Math.SQRT2 : 1); })");
+    let apart: Vec<f64> = serde_json::from_value(apart).expect("numbers");
+    assert!(apart.iter().all(|pixels| (pixels - pixels.round()).abs() < 0.01), "{apart:?}");
+}
