@@ -17,6 +17,10 @@ pub(crate) const OUTPUTS: &str = "retained forward outputs";
 pub(crate) const COPIES: &str = "parameter copies";
 /// Name of the unused memory of pools in texts.
 pub(crate) const CACHED: &str = "cached by the allocator";
+/// Name of the memory that NVML charges to a process and no record of the agent explains.
+pub(crate) const UNTRACKABLE: &str = "Untrackable";
+/// Name of the owner of untrackable memory that context, modules, local memory and heaps explain as a whole.
+pub(crate) const OF_CUDA: &str = "CUDA itself";
 
 /// Maximum compiled size of a regular expression in bytes, because its cost on each tag grows with it. Names need far less.
 const MAX_PATTERN_BYTES: usize = 1 << 15;

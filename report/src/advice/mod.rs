@@ -106,23 +106,15 @@ pub fn advise(report: &Report<'_>, evidence: &Evidence<'_>) -> Advice {
 
 /// Returns what `gpumemctl why` advises without a replay. Whether another process is a child of this one is not known here, so
 /// advice on other processes is left out.
-fn own_advice(report: &Report<'_>) -> Vec<Item> {
+pub(crate) fn own_advice(report: &Report<'_>) -> Vec<Item> {
     let mut items = advise(report, &Evidence::default()).items;
     items.retain(|item| item.kind != Kind::OtherProcess);
     items
 }
 
-/// Returns the number of suggestions, for a sentence; `None` if there are none.
-pub(crate) fn suggestions(report: &Report<'_>) -> Option<String> {
-    let count = own_advice(report).len();
-    (count > 0).then(|| plural(count as u64, "suggestion"))
-}
-
-/// Returns a line on the advice. For a program that fits and has no finding: the largest saving by a change that costs nothing, or else
+/// Returns a line on the advice, which [`own_advice`] gave. For a program that fits and has no finding: the largest saving by a change that costs nothing, or else
 /// by one with a small price, or else the first advice for a device that is nearly full. Otherwise: the first advice.
-pub fn saving_line(report: &Report<'_>) -> Option<String> {
-    let found = Findings::of(report);
-    let advised = own_advice(report);
+pub(crate) fn saving_line(report: &Report<'_>, found: &Findings, advised: &[Item]) -> Option<String> {
     let why = match advised.len() {
         0 | 1 => "gpumemctl why".to_owned(),
         count => format!("gpumemctl why: {}", plural(count as u64, "suggestion")),

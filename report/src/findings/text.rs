@@ -1,7 +1,7 @@
 //! Writes the conclusions as lines for the top of a report.
 
 use super::{Finding, Findings, Kind, Outcome, decisive, mib};
-use crate::category::CACHED;
+use crate::category::{CACHED, OF_CUDA, UNTRACKABLE};
 use crate::labels::exit;
 use crate::place::{self, OF_PASSES};
 use crate::{Report, held, oom, used_or_tracked};
@@ -97,7 +97,7 @@ fn no_problem(report: &Report<'_>) -> Option<String> {
     let total = used_or_tracked(&device.peak).filter(|total| *total > 0)?;
     let mut parts = report.composition(&device.peak, report.by).ranked();
     parts.push((CACHED.to_owned(), held(run, &device.peak.amounts, |cell| cell.class == Class::PoolIdle)));
-    parts.extend(device.peak.untrackable_bytes.map(|bytes| ("Untrackable".to_owned(), bytes)));
+    parts.extend(device.peak.untrackable_bytes.map(|bytes| (UNTRACKABLE.to_owned(), bytes)));
     let (name, bytes) = parts.into_iter().max_by_key(|(_, bytes)| *bytes)?;
     (is_known && ended_well).then(|| {
         let share = 100.0 * bytes as f64 / total as f64;
@@ -106,6 +106,10 @@ fn no_problem(report: &Report<'_>) -> Option<String> {
         let is_of_passes = OF_PASSES.contains(&name.as_str());
         let place = is_of_passes.then(|| place::of_category(report, &device.peak.amounts, &name)).flatten();
         let place = place.map(|(tag, most)| format!(" ({} of {})", unit.amount(most), escape(&tag)));
+        let is_explained =
+            device.peak.parts.is_some_and(|parts| parts.unexplained_bytes.abs() < unit.smallest());
+        let of_cuda = (name == UNTRACKABLE && is_explained).then(|| format!(" ({OF_CUDA})"));
+        let place = place.or(of_cuda);
         let amount = unit.amount_with_name(bytes);
         let what = format!("{} {amount}{}", escape(&name), place.unwrap_or_default());
         format!("no problem found; largest part at the peak: {what}, {share:.0} %")

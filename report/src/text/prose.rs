@@ -54,25 +54,28 @@ pub(super) fn tail(report: &Report<'_>, out: &mut Lines) {
             plural(conflicts.len() as u64, "tag"),
         ));
     }
-    navigation(report, true, out);
+    let suggestions = if report.window.is_none() { advice::own_advice(report).len() } else { 0 };
+    navigation(report, true, suggestions, out);
 }
 
-/// Adds how to report other processes, and suggestions for next commands.
-pub(super) fn navigation(report: &Report<'_>, is_verbose: bool, out: &mut Lines) {
+/// Adds how to report other processes, and next commands. `suggestions` is the number of those of `gpumemctl why`.
+pub(super) fn navigation(report: &Report<'_>, is_verbose: bool, suggestions: usize, out: &mut Lines) {
     other_processes(&report.others, out);
     if let Some((job, more)) = &report.job {
         let more = plural(*more, "more process").replace("processs", "processes");
         out.prose(&format!("its job has {more}: gpumemctl report {job}"));
     }
-    out.prose(&(next_commands(report, is_verbose) + &ooms(report) + &why(report)));
+    out.prose(&(next_commands(report, is_verbose) + &ooms(report) + &why(report, suggestions)));
 }
 
-/// Returns the words on the number of suggestions, for a report on the whole run; empty if there are none.
-fn why(report: &Report<'_>) -> String {
+/// Returns the words on the number of suggestions; empty if there are none.
+fn why(report: &Report<'_>, suggestions: usize) -> String {
     let command = command(report, "why");
-    let suggestions = advice::suggestions(report);
-    let suggestions = suggestions.filter(|_| report.window.is_none() && !command.contains(" --job "));
-    suggestions.map(|suggestions| format!("    why: {suggestions} ({command})")).unwrap_or_default()
+    match suggestions {
+        0 => String::new(),
+        _ if command.contains(" --job ") => String::new(),
+        count => format!("    why: {} ({command})", plural(count as u64, "suggestion")),
+    }
 }
 
 /// Returns the command `name` for the process of a report. It is about the whole run and has no categories, so options for a time or

@@ -3,7 +3,7 @@
 use super::prose;
 use super::table::{highest_reading, note, printed};
 use crate::advice;
-use crate::category::CACHED;
+use crate::category::{CACHED, OF_CUDA};
 use crate::findings::{self, Finding, Findings, Outcome};
 use crate::labels::length_ns;
 use crate::lines::{Lines, clean_name};
@@ -102,8 +102,9 @@ pub(super) fn lines(
     let mut out = Lines::new(width);
     out.prose(&prose::heading(report));
     // Conclusions are about the whole run, so a report on a window of time has none.
+    let advised = if report.window.is_none() { advice::own_advice(report) } else { Vec::new() };
     let findings = match report.window {
-        None => conclusions(report, times, &mut out),
+        None => conclusions(report, times, &advised, &mut out),
         Some(window) => {
             out.prose(&prose::window_line(window, times));
             Vec::new()
@@ -123,13 +124,13 @@ pub(super) fn lines(
     out.line("");
     out.prose(&format!("data: {}{}", quality(report), distance_of_reading(report)));
     notes(run, max_lines.saturating_sub(out.lines.len() + LINES_AFTER_NOTES), &mut out);
-    prose::navigation(report, false, &mut out);
+    prose::navigation(report, false, advised.len(), &mut out);
     out.lines
 }
 
 /// Adds the lines of the outcome and the findings. Without findings, adds that nothing is wrong, if the data is sufficient for
 /// that. Returns the findings.
-fn conclusions(report: &Report<'_>, times: Times, out: &mut Lines) -> Vec<Finding> {
+fn conclusions(report: &Report<'_>, times: Times, advised: &[advice::Item], out: &mut Lines) -> Vec<Finding> {
     let found = Findings::of(report);
     let outcome = findings::text::outcome(report, &found);
     out.prose(&outcome.unwrap_or_else(|| state(report.run, times)));
@@ -139,7 +140,7 @@ fn conclusions(report: &Report<'_>, times: Times, out: &mut Lines) -> Vec<Findin
     if lines.len() > shown {
         out.prose(&format!("{} with --verbose", plural((lines.len() - shown) as u64, "more finding")));
     }
-    advice::saving_line(report).into_iter().for_each(|line| out.prose(&line));
+    advice::saving_line(report, &found, advised).into_iter().for_each(|line| out.prose(&line));
     found.findings
 }
 
@@ -251,7 +252,7 @@ fn rows(
     };
     let growth_of = |row: &Row| findings.iter().find(|finding| finding.structures.first() == Some(&row.name));
     let mut lines: Vec<Line> = Vec::new();
-    let (mut whole, mut causes) = (None, Vec::new());
+    let (mut whole, mut causes, mut is_explained) = (None, Vec::new(), true);
     for (row, amount) in statement.rows.iter().zip(amounts) {
         let mut cells = [name(row), text(amount)];
         let mut row_note = String::new();
@@ -267,6 +268,7 @@ fn rows(
             Part::Untrackable if amount.is_some() => cells[1].insert_str(0, near),
             Part::Untrackable => row_note = note(row, device),
             part if part.rests_on_gap() => {
+                is_explained &= part != Part::Unexplained || amount == Some(0);
                 causes.extend((amount != Some(0)).then(|| cells.join(" ")));
                 continue;
             }
@@ -288,7 +290,8 @@ fn rows(
         lines[at..=others].rotate_right(1);
     }
     if let Some(untrackable) = lines.last_mut().filter(|_| !causes.is_empty()) {
-        untrackable.note = causes.join(", ");
+        let of_cuda = if is_explained { format!("{OF_CUDA}: ") } else { String::new() };
+        untrackable.note = of_cuda + &causes.join(", ");
     }
     let (name, amount) = whole.unwrap_or(("total = nvidia-smi", "-".to_owned()));
     let cells = [name.to_owned(), amount];

@@ -2,6 +2,10 @@
 
 use super::*;
 
+fn saving_line(report: &Report<'_>) -> Option<String> {
+    super::saving_line(report, &Findings::of(report), &own_advice(report))
+}
+
 /// Returns a run that ended well. At the peak, after ten of twelve steps of 10 ns, it held these GiB by role and tag, on a device
 /// of 40 GiB.
 pub(super) fn fitting(held: &[(Role, &str, i64)]) -> Run {
