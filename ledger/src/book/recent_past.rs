@@ -151,10 +151,16 @@ impl BookHistory {
         if self.is_on()
             && (is_different || change.entered.is_some() || change.rounding != Rounding::default())
         {
-            let dropped = self.changes.push(self.reached_ns, change);
-            self.first_in_flight = dropped.map_or(self.first_in_flight, |(_, last)| last.in_flight);
-            self.complete_after_ns = self.complete_after_ns.max(dropped.map(|(reached_ns, _)| reached_ns));
+            self.add_change(change);
         }
+    }
+
+    /// Adds a change. Blocks cause no changes, because they only move bytes between cells.
+    #[inline(never)]
+    fn add_change(&mut self, change: BookChange) {
+        let dropped = self.changes.push(self.reached_ns, change);
+        self.first_in_flight = dropped.map_or(self.first_in_flight, |(_, last)| last.in_flight);
+        self.complete_after_ns = self.complete_after_ns.max(dropped.map(|(reached_ns, _)| reached_ns));
     }
 
     /// Returns the book at `time_ns`, given its present `amounts` and `rounding`; `None` if the history does not reach back so

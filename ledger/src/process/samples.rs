@@ -191,6 +191,7 @@ impl Process {
     }
 
     /// Adds the record's changes to the history of the books that it touched.
+    #[inline]
     pub fn record_history(&mut self, touched: u64, time_ns: u64, entered: Option<(u64, i64)>) {
         let mut rest = touched;
         while rest != 0 {

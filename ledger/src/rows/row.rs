@@ -9,6 +9,10 @@ use gpumem_wire::MemoryKind;
 /// Maximum accepted size of an allocation (256 TiB). A larger one is a wrong report and is refused, so that no sum overflows.
 pub(crate) const MAX_BYTES: u64 = 1 << 48;
 
+/// The last address, at which no memory can begin. A record with it is a wrong report and is refused, so that tables can mark vacant
+/// slots with it.
+pub(crate) const NO_ADDRESS: u64 = u64::MAX;
+
 /// Minimum size of allocations that can be found by an address inside them, for segments in a part of an allocation. Smaller ones
 /// are found by their first address only.
 pub(crate) const LARGE_BYTES: u64 = 1 << 20;

@@ -2,7 +2,7 @@
 
 use crate::in_order;
 use crate::rows::in_flight::InFlight;
-use crate::rows::row::{Extent, LARGE_BYTES, MAX_BYTES, Row, is_charged};
+use crate::rows::row::{Extent, LARGE_BYTES, MAX_BYTES, NO_ADDRESS, Row, is_charged};
 use crate::rules::holdings::Holdings;
 use gpumem_model::run::Class;
 use gpumem_wire::{DestroyScope, Flags, MemoryKind, Phase, PoolOwner, Role, Stamp};
@@ -21,7 +21,7 @@ impl Holdings {
         stamp: &Stamp,
         book: u8,
     ) {
-        if bytes > MAX_BYTES || address == 0 {
+        if bytes > MAX_BYTES || address == 0 || address == NO_ADDRESS {
             self.anomalies.impossible += 1;
             return;
         }

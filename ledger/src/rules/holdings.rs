@@ -130,7 +130,7 @@ impl Holdings {
     #[inline]
     pub fn note_row(&mut self, extent: Extent, row: &Row, before: u64, bytes: u64) {
         if self.block_ring.is_some() {
-            let now = self.own_bytes(extent, row, bytes);
+            let now = self.own_bytes(extent, *row, bytes);
             self.block_ring.iter_mut().for_each(|ring| ring.note_row(row.book, before, now));
         }
     }
@@ -154,8 +154,9 @@ impl Holdings {
         roles
     }
 
-    /// Returns the own bytes of a row. A block that waits for a stream counts in the cell that it had before.
-    fn own_bytes(&self, extent: Extent, row: &Row, bytes: u64) -> OwnBytes {
+    /// Returns the own bytes of a row. A block that waits for a stream counts in the cell that it had before. It takes a copy of the
+    /// row, so that a caller without a ring can keep its row in registers.
+    fn own_bytes(&self, extent: Extent, row: Row, bytes: u64) -> OwnBytes {
         let address = match extent {
             Extent::Allocation(address, _) | Extent::Block(_, address) => address,
             Extent::Backing(_) => 0,
@@ -183,7 +184,7 @@ impl Holdings {
             .chain(blocks)
             .filter(|(_, row)| row.book == book && !row.is(Row::UNBOOKED) && is_charged(row.kind));
         let own = live.map(|(extent, row)| {
-            self.own_bytes(extent, &row, row.bytes.saturating_sub(self.carved_bytes(extent)))
+            self.own_bytes(extent, row, row.bytes.saturating_sub(self.carved_bytes(extent)))
         });
         let tracked = self.books.get(usize::from(book)).map_or(0, |book| book.tracked);
         ring.blocks(book, own.filter(|own| own.bytes > 0), tracked)

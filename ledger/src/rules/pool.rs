@@ -11,7 +11,7 @@ use crate::roles::state::{End, RestatedBlock, list_of};
 use crate::roles::undecided::NOT_LISTED;
 use crate::rows::in_flight::InFlight;
 use crate::rows::pool::Pool;
-use crate::rows::row::{Extent, LARGE_BYTES, MAX_BYTES, Row};
+use crate::rows::row::{Extent, LARGE_BYTES, MAX_BYTES, NO_ADDRESS, Row};
 use crate::rows::table::Home;
 use crate::rules::holdings::Holdings;
 use gpumem_model::run::Class;
@@ -22,11 +22,18 @@ const CACHED_ROWS: usize = 16_384;
 
 impl Holdings {
     /// Returns the index of a pool, creating it if no record has (default pools, late agent).
+    #[inline]
     pub fn pool_index(&mut self, id: u64, owner: PoolOwner, book: u8) -> u32 {
-        if let Some(index) = self.pool_of(id) {
-            self.last_pool = index;
-            return index;
-        }
+        let index = match self.pool_of(id) {
+            Some(index) => index,
+            None => return self.add_pool(id, owner, book),
+        };
+        self.last_pool = index;
+        index
+    }
+
+    #[cold]
+    fn add_pool(&mut self, id: u64, owner: PoolOwner, book: u8) -> u32 {
         let index = self.pools.len() as u32;
         let (opaque, generation) = (owner == PoolOwner::Framework, self.generation);
         if self.pools.capacity() == 0 {
@@ -254,7 +261,7 @@ impl Holdings {
         stamp: &Stamp,
         book: u8,
     ) {
-        if bytes > MAX_BYTES {
+        if bytes > MAX_BYTES || address == NO_ADDRESS {
             self.anomalies.impossible += 1;
             return;
         }
@@ -283,18 +290,18 @@ impl Holdings {
         } else {
             pool.is_booked(address)
         };
-        match pool.blocks.get_mut(address) {
-            None => {}
-            Some(old) if old.seq == stamp.seq && stamp.seq != 0 => {
+        let slot = match pool.blocks.vacancy(address) {
+            Ok(slot) => slot,
+            Err(old) if old.seq == stamp.seq && stamp.seq != 0 => {
                 old.generation = generation;
                 return;
             }
-            Some(_) => {
+            Err(_) => {
                 self.anomalies.replaced += 1;
                 self.take_block(index, address, false);
                 return self.block_alloc(address, bytes, id, use_as, stamp, book);
             }
-        }
+        };
         let (idle, name) = (pool.idle, pool.cell_name);
         let cell = self.cells.cell_in(Class::Block, stamp, (role, use_as.1), name);
         let exact = if use_as.0 == Role::Unknown { 0 } else { Row::EXACT | Row::BORN_EXACT };
@@ -317,7 +324,7 @@ impl Holdings {
             generation,
             flags: exact | if booked { 0 } else { Row::UNBOOKED },
         };
-        pool.blocks.insert(address, row);
+        pool.blocks.fill(slot, address, row);
         if let Some(list) = list_of(use_as.1).filter(|_| restated && exact == 0) {
             let stream = stream.unwrap_or_default();
             self.restated.push(RestatedBlock {
@@ -453,7 +460,8 @@ impl Holdings {
     #[inline]
     pub fn take_block(&mut self, index: u32, address: u64, freed: bool) -> bool {
         let pool = &mut self.pools[index as usize];
-        let Some(mut row) = pool.blocks.remove(address) else { return false };
+        let Some(slot) = pool.blocks.find(address) else { return false };
+        let mut row = pool.blocks.take(slot);
         if row.owner != NOT_LISTED {
             row = self.role_at_end(
                 Extent::Block(index, address),

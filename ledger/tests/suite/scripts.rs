@@ -368,10 +368,12 @@ fn slot_that_gets_another_device_leaves_old_bytes_where_they_are() {
 }
 
 #[test]
-fn sizes_that_no_machine_has_are_refused() {
+fn sizes_and_addresses_that_no_machine_has_are_refused() {
     check(
         |s| {
+            s.alloc(u64::MAX - 1, 1);
             s.alloc(u64::MAX, 1);
+            s.block(u64::MAX, 1, 6);
             s.alloc(0x1000, u64::MAX);
             s.create(1, u64::MAX);
             s.state(5, u64::MAX);
@@ -383,7 +385,7 @@ fn sizes_that_no_machine_has_are_refused() {
             s.unmap(0, u64::MAX);
             s.unsegment(0, u64::MAX, 6);
         },
-        &["tracked 1 = direct:- 1", "odd unknown_frees 2 unknown_handles 1 impossible 5"],
+        &["tracked 1 = direct:- 1", "odd unknown_frees 2 unknown_handles 1 impossible 7"],
     );
 }
 
