@@ -112,8 +112,14 @@ pub(crate) fn own_advice(report: &Report<'_>) -> Vec<Item> {
     items
 }
 
-/// Returns a line on the advice, which [`own_advice`] gave. For a program that fits and has no finding: the largest saving by a change that costs nothing, or else
-/// by one with a small price, or else the first advice for a device that is nearly full. Otherwise: the first advice.
+/// Returns the line described at [`saving_line`], for a report of which nothing is computed yet.
+pub(crate) fn first_line(report: &Report<'_>) -> Option<String> {
+    saving_line(report, &Findings::of(report), &own_advice(report))
+}
+
+/// Returns a line on the advice, which [`own_advice`] gave. For a program that fits and has no finding: the largest saving by a
+/// change that costs nothing, or else by one with a small price, or else the first advice for a device that is nearly full.
+/// Otherwise: the first advice.
 pub(crate) fn saving_line(report: &Report<'_>, found: &Findings, advised: &[Item]) -> Option<String> {
     let why = match advised.len() {
         0 | 1 => "gpumemctl why".to_owned(),

@@ -236,7 +236,7 @@ fn process(context: Context<'_>, room: &mut usize) -> impl Serialize + use<> {
         heading: panel.heading,
         verdict: panel.verdict,
         // The change that saves most, as one line; null if there is none. It may contain tags.
-        advice: limits.tags.then(|| advice::saving_line(report)).flatten().map(|line| escape(&line)),
+        advice: limits.tags.then(|| advice::first_line(report)).flatten().map(|line| escape(&line)),
         warnings: panel.warnings,
         coverage: panel.coverage,
         // `complete`, or why the numbers are not.
