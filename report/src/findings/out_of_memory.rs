@@ -24,6 +24,8 @@ const NAMED: usize = 3;
 const NAMED_SHARE: f64 = 0.02;
 /// If activations of this many training steps exist after as many forward passes, no backward pass frees them.
 const STEPS_AT_ONCE: i64 = 3;
+/// Minimum number of completed steps from which their number of forward passes is known.
+const LEAST_STEPS: u64 = 5;
 /// Minimum unused memory, as a share of the process's memory, for a finding of fragmentation.
 pub(crate) const FRAGMENTED_SHARE: f64 = 0.15;
 /// Growth below this many times the unused memory of the pool is not the first cause of a failed request.
@@ -108,12 +110,14 @@ pub(super) fn causes(report: &Report<'_>, device: &Device, oom: &Oom) -> Vec<Fin
     }
     let mut retained = request.retained(report);
     let is_kept = retained.is_some();
-    let fragmentation = request.fragmentation(report);
+    let mut fragmentation = request.fragmentation(report);
     // The request fits without either. Growth that is not much larger than the unused memory had not filled the device yet.
     let unused = fragmentation.as_ref().map_or(0, |finding| finding.bytes);
     let is_small = |growth: &&mut Finding| growth.bytes < unused.saturating_mul(SMALL_GROWTH);
+    let is_of_growing = retained.as_ref().is_some_and(|growth| request.is_of_growing(report, growth));
     if let Some(growth) = retained.as_mut().filter(|growth| growth.kind == Kind::Growth).filter(is_small) {
-        growth.severity = Severity::Warning;
+        let later = if is_of_growing { fragmentation.as_mut() } else { Some(growth) };
+        later.into_iter().for_each(|finding| finding.severity = Severity::Warning);
     }
     let mut causes: Vec<Finding> = retained.into_iter().chain(request.other_processes()).collect();
     causes.extend(fragmentation);
@@ -319,7 +323,12 @@ impl<'r> Request<'r> {
         let rows = &self.device.details.iterations.rows;
         let of_a_step = rows.iter().map(|row: &Iteration| row.activations.peak_bytes).max()?;
         let passes = self.oom.passes_without_backward?;
-        let is_much = of_a_step > 0 && bytes / STEPS_AT_ONCE >= of_a_step && passes >= STEPS_AT_ONCE as u64;
+        // A single pass more than in every earlier step is of an evaluation, too: it begins while the result of the last pass is kept.
+        let usual = rows.iter().map(|row| row.passes_at_once).max().filter(|usual| *usual > 0);
+        let steps = rows.iter().map(|row| row.count).sum::<u64>();
+        let is_first_evaluation = steps >= LEAST_STEPS && usual.is_some_and(|usual| passes > usual);
+        let is_in_many = passes >= STEPS_AT_ONCE as u64 || is_first_evaluation;
+        let is_much = of_a_step > 0 && bytes / STEPS_AT_ONCE >= of_a_step && is_in_many;
         let keeper = clues::keeper(self.oom, bytes, true);
         let kept = keeper.map(|keeper| format!("; they are {}", clues::text_of(keeper))).unwrap_or_default();
         (is_much && self.would_fit(bytes)).then(|| Finding {
@@ -347,6 +356,19 @@ impl<'r> Request<'r> {
         // Else the place with most of them is named with its own bytes.
         let most = named.next().filter(|(_, most)| *most as f64 >= bytes as f64 * WHOLE_SHARE);
         most.filter(|_| named.next().is_none()).map(|(name, _)| name)
+    }
+
+    /// Returns whether the request is as large as a tensor that grows, with what one step adds: the program makes it anew, such as by
+    /// `torch.cat`. No freed copy of it leaves a piece that is large enough, so the unused memory grows, too.
+    fn is_of_growing(&self, report: &Report<'_>, growth: &Finding) -> bool {
+        let asked = signed(self.oom.asked_bytes);
+        let held = |name: &str| held(report.run, &self.oom.amounts, |cell| cell.tag.as_deref() == Some(name));
+        growth.kind == Kind::Growth
+            && growth
+                .names
+                .iter()
+                .map(|(name, _)| held(name))
+                .any(|bytes| bytes > growth.bytes / 2 && bytes <= asked && is_about(bytes, asked, SAME_SIZE))
     }
 
     /// Returns that the failed request is as large as all outputs of the place with most of them, if it is: a gradient or a

@@ -69,6 +69,39 @@ fn unused_memory_comes_before_growth_that_is_not_much_larger() {
     assert_eq!(sessions(5, 5, 3), [(Kind::Fragmentation, 3), (Kind::Growth, 4)]);
 }
 
+/// A tensor that is made anew in each step has grown to `held` GiB, when a request of 8 GiB fails beside 7 GiB of unused memory.
+#[test]
+fn growth_of_the_tensor_that_is_requested_comes_first() {
+    let kinds = |held: i64| sessions(held, held, 12).into_iter().map(|(kind, _)| kind).collect::<Vec<_>>();
+    assert_eq!(kinds(8), [Kind::Growth, Kind::Fragmentation]);
+    assert_eq!(kinds(5), [Kind::Fragmentation, Kind::Growth], "another size");
+}
+
+#[test]
+fn a_pass_more_than_in_all_steps_is_of_an_evaluation() {
+    let kind = |gib: i64, steps: u64, passes: u64| {
+        let activation =
+            Cell { role: Role::Activation.name().map(Into::into), ..cell(Class::Block, "Net/a") };
+        let mut run = failed(vec![activation], &[gib], 6);
+        let device = &mut run.devices[0];
+        let row = |step: u64| Iteration {
+            start_ns: step * 10,
+            end_ns: step * 10 + 10,
+            count: 1,
+            passes_at_once: 1,
+            activations: gpumem_model::run::Level { peak_bytes: 2 * GIB, last_bytes: 0 },
+            ..Iteration::default()
+        };
+        device.details.iterations.rows = (0..steps).map(row).collect();
+        device.details.ooms[0].passes_without_backward = Some(passes);
+        causes_of(&run).remove(0).kind
+    };
+    assert_eq!(kind(8, 8, 2), Kind::NoBackward);
+    assert_eq!(kind(8, 8, 1), Kind::TooLarge, "a larger batch");
+    assert_eq!(kind(4, 8, 2), Kind::TooLarge, "the activations of two passes");
+    assert_eq!(kind(8, 4, 2), Kind::TooLarge, "few steps");
+}
+
 #[test]
 fn memory_that_does_not_fit_has_the_place_of_its_largest_output() {
     let of = |role: Role, tag: &str| Cell { role: role.name().map(str::to_owned), ..cell(Class::Block, tag) };
