@@ -2,6 +2,7 @@
 
 mod adapters;
 mod attention;
+mod collected;
 mod earlier;
 mod free;
 mod lines;
@@ -507,6 +508,28 @@ fn tensors_between_layers_are_not_one_output() {
     assert_eq!(output("Net", "Net/layers.1"), None, "a tensor for each layer");
     assert_eq!(output("Net", "Net"), Some([7 * GIB, 21 * GIB / 2]), "the request is half of it");
     assert_eq!(output("Net/head", "Net/layers.1"), Some([7 * GIB; 2]));
+    let with_temporaries = |gib: i64| {
+        let run = holding(&[
+            (Role::Activation, "Net", 8),
+            (Role::Activation, "Net/layers.0", 2),
+            (Role::Activation, "Net/layers.1", 2),
+            (Role::Temporary, "Net", gib),
+        ]);
+        of_kind(&run, Kind::LargeOutput).and_then(|item| item.saves_bytes)
+    };
+    assert_eq!(with_temporaries(16), Some([7 * GIB, 15 * GIB]), "the gradients of one output");
+    assert_eq!(with_temporaries(1), None, "the gradient of one layer's tensor");
+}
+
+#[test]
+fn a_model_that_does_not_fit_while_it_is_made_needs_fewer_bits() {
+    let advised = |phase: Phase| {
+        let mut run = holding(&[(Role::Unknown, "Net/layers.0/up", 15)]);
+        free::made_in(&mut run, 0, phase);
+        of_kind(&run, Kind::ParameterPrecision).and_then(|item| item.saves_bytes)
+    };
+    assert_eq!(advised(Phase::Setup), Some([0, 15 * GIB / 2]));
+    assert_eq!(advised(Phase::Forward), None);
 }
 
 #[test]

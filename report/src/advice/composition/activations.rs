@@ -19,7 +19,7 @@ const MODULE_SHARE: f64 = 0.4;
 /// Least saving by half the batch, as a divisor: two of three samples are left.
 const LEAST_OF_BATCH: i64 = 3;
 /// Minimum number of completed steps before one counts as an outlier, ...
-const LEAST_STEPS: u64 = 8;
+const LEAST_STEPS: u64 = 5;
 /// ... and minimum activations of it, as a factor of the most of an earlier step.
 const OUTLIER: f64 = 3.0;
 /// Parts into which the advice splits a large output.
@@ -42,12 +42,14 @@ pub(super) fn repeated(tag: &str) -> Option<(String, &str)> {
 
 /// Returns the tag of the largest output of a module that is not repeated, such as logits, its bytes, and those of the failed
 /// request if it was made there, too. A module that calls its layers in a loop makes a tensor for each of them, and not one output;
-/// unless the failed request has the size of the output.
+/// unless the failed request, or the module's temporaries, have the size of the output: those of one layer are small. So the model's own
+/// operations may compute the loss.
 fn large_output<'r>(parts: &Parts<'r>, oom: Option<&Oom>) -> Option<(&'r str, i64, i64)> {
     let asked = |tag: &str| {
         let oom = oom.filter(|oom| oom.tag.as_deref() == Some(tag));
         oom.map_or(0, |oom| signed(oom.asked_bytes))
     };
+    let beside = |tag: &str| parts.temporaries_by_tag.get(tag).copied().unwrap_or(0);
     let has_layers = |tag: &str| {
         let is_layer =
             |(_, layer): (String, &str)| layer.rsplit_once('/').is_some_and(|(path, _)| path == tag);
@@ -55,7 +57,7 @@ fn large_output<'r>(parts: &Parts<'r>, oom: Option<&Oom>) -> Option<(&'r str, i6
     };
     let outputs = parts.by_tag.iter().filter(|(tag, bytes)| {
         let path = without_sum(tag);
-        repeated(path).is_none() && (!has_layers(path) || asked(tag) >= **bytes / 2)
+        repeated(path).is_none() && (!has_layers(path) || asked(tag).max(beside(tag)) >= **bytes / 2)
     });
     outputs.max_by_key(|(_, bytes)| **bytes).map(|(tag, bytes)| (*tag, *bytes, asked(tag)))
 }

@@ -82,10 +82,10 @@ pub(super) fn models<'r>(
     sums(tags.map(|(tag, bytes)| (root(without_sum(tag)), bytes)))
 }
 
-/// Returns whether the program has begun a forward pass, or another phase of a step.
+/// Returns whether the program has begun a forward pass, or another phase of a step. Making and loading a model is none.
 pub(super) fn has_forward_pass(report: &Report<'_>) -> bool {
     report.run.cells.iter().any(|cell| {
         let phase = cell.phase.as_deref().and_then(Phase::from_name);
-        phase.is_some_and(|phase| phase != Phase::Unknown && phase != Phase::Between)
+        phase.is_some_and(|phase| !matches!(phase, Phase::Unknown | Phase::Between | Phase::Setup))
     })
 }

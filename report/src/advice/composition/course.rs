@@ -8,7 +8,6 @@ use super::parts::Parts;
 use crate::Report;
 use crate::amounts::is_about;
 use gpumem_model::run::{Cell, Device};
-use std::collections::BTreeMap;
 
 /// Maximum difference of such a copy from the parameters and the state, as a share of these: buffers are copied, too.
 const SAME_SHARE: f64 = 0.02;
@@ -105,39 +104,70 @@ impl Course<'_> {
         (least > 0).then(|| item.estimated([least_saved, self.bytes], formula))
     }
 
-    /// Returns the change for a line whose tensors of one size are made and freed all the time while about as many are alive: a
-    /// queue of batches that are ready, or a buffer of the latest results.
+    /// Returns the change for a line with a queue: of batches that are ready, or of the latest results.
     fn queue(&self, device: &Device) -> Option<Item> {
-        let is_full = |level: i64| level as f64 >= self.bytes as f64 * FULL_SHARE;
-        let full = self.points.iter().filter(|(_, level)| is_full(*level)).count();
+        let (tensor, change, formula) = match (self.full_queue(), self.drained_queue()) {
+            (Some(tensor), _) => (
+                tensor,
+                "If {0} fills a queue, such as one of prefetched batches, keep fewer of them ready, or keep them in pinned memory of the host; if it keeps the latest results, keep fewer, or keep them on the host",
+                "which this line makes and something frees all the time",
+            ),
+            (None, Some(tensor)) => (
+                tensor,
+                "If {0} prefetches batches, bound its queue, such as by Queue(maxsize=2), or keep them in pinned memory of the host, and move each to the GPU when it is used",
+                "which this line made early and something frees one after another",
+            ),
+            (None, None) => return None,
+        };
+        let count = self.bytes / tensor;
+        let item = Item::new(Kind::Queue, Memory::Data, device, change).named(self.line);
+        let formula = format!("1/2 to all but {LEFT} of about {count} x {}, {formula}", mib(tensor));
+        Some(item.estimated([self.bytes / 2, tensor * (count - LEFT)], formula))
+    }
+
+    /// Returns the changes of the level between neighbouring points. Small tensors beside the large ones, such as labels, do not count.
+    fn changes(&self, is_inside: impl Fn(i64, i64) -> bool) -> Vec<i64> {
         let pairs = self.points.windows(2).map(|pair| (pair[0].1, pair[1].1));
-        let pairs = pairs.filter(|(before, after)| is_full(*before) && is_full(*after));
-        // Small tensors beside the large ones, such as labels, do not count.
-        let is_change = |by: &i64| by.abs() > self.bytes / MOST_IN_QUEUE;
-        let changes: Vec<i64> = pairs.map(|(before, after)| after - before).filter(is_change).collect();
-        let mut sizes: BTreeMap<i64, usize> = BTreeMap::new();
-        changes.iter().for_each(|by| *sizes.entry(by.abs()).or_default() += 1);
-        let tensor = *sizes.first_key_value()?.0;
+        let changes = pairs.filter(|(before, after)| is_inside(*before, *after));
+        changes
+            .map(|(before, after)| after - before)
+            .filter(|by| by.abs() > self.bytes / MOST_IN_QUEUE)
+            .collect()
+    }
+
+    /// Returns the size of the tensors of one size whose coming and going explains the changes; `None` if they are few.
+    fn tensor(&self, changes: &[i64]) -> Option<i64> {
+        let tensor = changes.iter().map(|by| by.abs()).min()?;
         let small = changes.iter().filter(|by| by.abs() <= tensor.saturating_mul(MOST_TENSORS)).count();
-        let is_multiple = |bytes: i64| {
+        let is_multiple = |bytes: &i64| {
             let rest = bytes.abs() % tensor;
             rest.min(tensor - rest) as f64 <= tensor as f64 * MULTIPLE
         };
-        let count = self.bytes / tensor;
+        (small as f64 >= changes.len() as f64 * SMALL_CHANGES
+            && changes.iter().all(is_multiple)
+            && self.bytes / tensor >= LEAST_TENSORS)
+            .then_some(tensor)
+    }
+
+    /// Returns the size of the tensors of a line that are made and freed all the time while about as many are alive.
+    fn full_queue(&self) -> Option<i64> {
+        let is_full = |level: i64| level as f64 >= self.bytes as f64 * FULL_SHARE;
+        let full = self.points.iter().filter(|(_, level)| is_full(*level)).count();
+        let changes = self.changes(|before, after| is_full(before) && is_full(after));
         let rises = changes.iter().filter(|by| **by > 0).count();
         let is_queue = full as f64 >= self.points.len() as f64 * FULL_POINTS
-            && rises.min(changes.len() - rises) >= LEAST_CHANGES
-            && small as f64 >= changes.len() as f64 * SMALL_CHANGES
-            && changes.iter().all(|by| is_multiple(*by))
-            && count >= LEAST_TENSORS;
-        is_queue.then(|| {
-            let change = "If {0} fills a queue, such as one of prefetched batches, keep fewer of them ready, or keep them in pinned memory of the host; if it keeps the latest results, keep fewer, or keep them on the host";
-            let item = Item::new(Kind::Queue, Memory::Data, device, change).named(self.line);
-            let formula = format!(
-                "1/2 to all but {LEFT} of about {count} x {}, which this line makes and something frees all the time",
-                mib(tensor)
-            );
-            item.estimated([self.bytes / 2, tensor * (count - LEFT)], formula)
-        })
+            && rises.min(changes.len() - rises) >= LEAST_CHANGES;
+        self.tensor(&changes).filter(|_| is_queue)
+    }
+
+    /// Returns the size of the tensors of a line that were all alive before the first of them was freed, and go one after another: the
+    /// producer of a queue is faster than its consumer.
+    fn drained_queue(&self) -> Option<i64> {
+        let most = self.points.iter().map(|(_, level)| *level).max()?;
+        let full = self.points.iter().rposition(|(_, level)| *level == most)?;
+        let after = Course { points: self.points[full..].to_vec(), ..*self };
+        let changes = after.changes(|_, _| true);
+        let is_drained = changes.len() >= LEAST_CHANGES * 2 && changes.iter().all(|by| *by < 0);
+        self.tensor(&changes).filter(|_| is_drained)
     }
 }

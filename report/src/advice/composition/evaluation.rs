@@ -119,7 +119,15 @@ fn levels<'r>(report: &'r Report<'_>, device: &'r Device) -> Option<Levels<'r>> 
     let is_one_module = sums(added.iter().filter_map(is_of_module))
         .into_values()
         .any(|bytes| has_share(bytes, EXPLAINED_SHARE));
-    let is_explained = has_share(all, EXPLAINED_SHARE) && has_share(of_forward, FORWARD_SHARE);
+    // What a line makes and frees within a step is no model, either, such as the distances of all pairs.
+    let is_of_line = |cell: &Cell| {
+        let is_of_setup = cell.phase.as_deref() == Phase::Setup.name();
+        is_role(cell, Role::Temporary) && !is_of_setup && cell.tag.as_deref().is_some_and(names::is_line)
+    };
+    let of_lines = added.iter().filter(|(cell, _)| is_of_line(cell));
+    let of_lines = sum(of_lines.map(|(_, bytes)| *bytes));
+    let is_made_in_pass = has_share(of_forward, FORWARD_SHARE) || has_share(of_lines, EXPLAINED_SHARE);
+    let is_explained = has_share(all, EXPLAINED_SHARE) && is_made_in_pass;
     let is_named = has_share(of_evaluation, FORWARD_SHARE);
     let temporaries = bytes(fullest, &|cell| is_role(cell, Role::Temporary));
     let is_pass = is_named || has_more_passes(device, temporaries);

@@ -6,7 +6,7 @@ use super::super::item::{Item, Kind, Memory, mib};
 use super::activations::repeated;
 use super::cells::{is_inside, parent, root};
 use super::parts::Parts;
-use crate::amounts::is_about;
+use crate::amounts::{is_about, sum};
 use crate::names;
 use gpumem_model::cell::without_sum;
 use gpumem_model::run::Device;
@@ -55,43 +55,62 @@ pub(super) fn of_line(device: &Device, parts: &Parts<'_>) -> Option<Item> {
     })
 }
 
+/// Activations of modules that are alike except for their numbers.
+#[derive(Debug, Default)]
+struct OwnOperations {
+    /// Bytes of the modules' own operations.
+    bytes: i64,
+    /// Bytes of the modules without parameters directly inside of them.
+    inside: i64,
+    /// Number of modules.
+    count: i64,
+    /// The largest bytes of a module with parameters inside of one of them, or beside it.
+    largest: i64,
+}
+
 /// Returns the change for modules, alike except for their numbers, whose own operations keep many times as much as the largest module
-/// inside of them or beside them, such as the scores or the mask of all pairs of tokens.
+/// with parameters inside of them or beside them, such as the scores or the mask of all pairs of tokens.
 pub(super) fn own_operations(device: &Device, parts: &Parts<'_>) -> Option<Item> {
     let names = || parts.parameters_by_tag.keys();
     let is_composed = |path: &str| {
         names().any(|name| parent(name) != path && is_inside(name, path))
             && !names().any(|name| parent(name) == path)
     };
+    let has_parameters = |path: &str| names().any(|name| is_inside(name, path));
     // The path with `*` in place of the first number.
     let alike = |path: &str| repeated(path).map(|(starred, own)| starred + &path[own.len()..]);
-    // Paths -> bytes, number of modules, the largest output of another module inside or beside one of them.
-    let mut groups: BTreeMap<String, (i64, i64, i64)> = BTreeMap::new();
+    let mut groups: BTreeMap<String, OwnOperations> = BTreeMap::new();
     for (tag, bytes) in &parts.by_tag {
         let path = without_sum(tag);
         let Some(name) = alike(path).filter(|_| !names::is_line(path) && is_composed(path)) else {
             continue;
         };
         let others = parts.by_tag.iter().map(|(other, bytes)| (without_sum(other), *bytes));
-        let others = others.filter(|(other, _)| {
-            is_inside(other, parent(path)) && alike(other).as_deref() != Some(name.as_str())
-        });
-        let largest = others.map(|(_, bytes)| bytes).max().unwrap_or(0);
+        // A module without parameters, such as a dropout, may work on what the own operations make.
+        let (with, without): (Vec<_>, Vec<_>) = others.partition(|(other, _)| has_parameters(other));
+        let is_other = |other: &str| alike(other).as_deref() != Some(name.as_str());
+        let beside = with.into_iter().filter(|(other, _)| is_inside(other, parent(path)) && is_other(other));
+        let largest = beside.map(|(_, bytes)| bytes).max().unwrap_or(0);
+        let inside = without.into_iter().filter(|(other, _)| parent(other) == path);
         let group = groups.entry(name).or_default();
-        *group = (group.0.saturating_add(*bytes), group.1 + 1, group.2.max(largest));
+        group.bytes = group.bytes.saturating_add(*bytes);
+        group.inside = group.inside.saturating_add(sum(inside.map(|(_, bytes)| bytes)));
+        group.count += 1;
+        group.largest = group.largest.max(largest);
     }
-    let (name, (bytes, count, largest)) = groups.into_iter().max_by_key(|(_, (bytes, ..))| *bytes)?;
+    let (name, group) = groups.into_iter().max_by_key(|(_, group)| group.bytes)?;
+    let OwnOperations { bytes, inside, count, largest } = group;
     let is_many = largest > 0 && bytes / count >= largest.saturating_mul(MANY_OUTPUTS);
     (is_many && count > 1 && !parts.is_inference && parts.is_large(bytes)).then(|| {
         let change = "If {0} makes scores or a mask of all pairs of tokens, call F.scaled_dot_product_attention (with is_causal=True in place of a causal mask), or make one mask for all layers, without a dimension for the batch and the heads";
         let item = Item::new(Kind::FusedOperation, Memory::Activations, device, change).named(name);
         let formula = format!(
-            "{} of activations of the own operations of {}; modules inside and beside have at most {} each",
-            mib(bytes),
+            "{} of activations of the own operations of {} and of modules without parameters inside; those with parameters inside and beside have at most {} each",
+            mib(bytes.saturating_add(inside)),
             plural(count.unsigned_abs(), "module"),
             mib(largest)
         );
-        item.estimated([0, bytes], formula)
+        item.estimated([0, bytes.saturating_add(inside)], formula)
     })
 }
 

@@ -2,6 +2,7 @@
 
 mod activations;
 mod cells;
+mod collected;
 mod course;
 mod data;
 mod earlier;
@@ -54,7 +55,11 @@ fn of_parts(report: &Report<'_>, device: &Device, parts: &Parts<'_>, oom: Option
     items.extend(model::loaded_checkpoint(device, parts));
     items.extend(model::copy_of_base(device, parts));
     items.extend(oom.and_then(|oom| earlier::previous_result(report, device, oom)));
-    items.extend(oom.is_none().then(|| evaluation::larger_than_training(report, device)).flatten());
+    // What an evaluation collects is the reason why it needs more than the training.
+    let of_evaluation = || {
+        collected::item(report, device, parts).or_else(|| evaluation::larger_than_training(report, device))
+    };
+    items.extend(oom.is_none().then(of_evaluation).flatten());
     let history = oom.is_none().then(|| data::history(report, device, parts)).flatten();
     let of_course = history.or_else(|| oom.is_none().then(|| course::item(report, device, parts)).flatten());
     let data = data::data_set(report, device, parts, oom);
@@ -77,7 +82,12 @@ fn of_parts(report: &Report<'_>, device: &Device, parts: &Parts<'_>, oom: Option
         Kind::OptimizerState => item.most().min(of_tables.unwrap_or(i64::MAX)),
         _ => item.most(),
     };
-    items.sort_by_key(|item| (!is_first(item), Reverse(rank(item))));
+    // Of changes with a small price, the one with the larger saving for sure.
+    let least = |item: &Item| item.saves_bytes.map_or(0, |[least, _]| least);
+    items.sort_by_key(|item| {
+        let is_first = is_first(item);
+        (!is_first, Reverse(if is_first { least(item).midpoint(rank(item)) } else { rank(item) }))
+    });
     // A request that failed was not held.
     for item in &mut items {
         item.saves_bytes = item.saves_bytes.map(|saved| saved.map(|bytes| bytes.min(parts.used)));
@@ -108,6 +118,7 @@ pub(super) fn cheap(report: &Report<'_>, device: &Device) -> Vec<Item> {
             || item.kind == Kind::GraphsAtOnce && graphs::are_most(device, &parts)
             || formulas::is_most(item, &parts)
             || item.kind == Kind::EqualModels
+            || collected::is_of_results(item)
             || data::is_most(report, device, item, &parts);
         is_advised && item.most() as f64 >= least
     });

@@ -38,6 +38,8 @@ pub(in crate::advice) struct Parts<'r> {
     /// Bytes that PyTorch's allocator holds, with those that it caches.
     pub allocator: i64,
     pub by_tag: BTreeMap<&'r str, i64>,
+    /// Temporaries, by the modules and lines that made them.
+    pub temporaries_by_tag: BTreeMap<&'r str, i64>,
     /// Parameters, by their paths in the model.
     pub parameters_by_tag: BTreeMap<&'r str, i64>,
     /// Gradients and optimizer state, by the paths of their parameters.
@@ -82,7 +84,12 @@ fn is_small_state(tag: &str) -> bool {
 
 /// Returns the program's line that has loaded as many bytes as a model's parameters have, and its bytes, if these stayed through the
 /// last [`KEPT_STEPS`] steps. The agent gives the phase `Setup` to memory that `torch.load` makes; parameters have their role.
-fn checkpoint<'r>(report: &'r Report<'_>, device: &Device, amounts: &Amounts) -> Option<(&'r str, i64)> {
+fn checkpoint<'r>(
+    report: &'r Report<'_>,
+    device: &Device,
+    amounts: &Amounts,
+    oom: Option<&Oom>,
+) -> Option<(&'r str, i64)> {
     let is_loaded =
         |cell: &Cell| is_of_line(cell) && cell.role.is_none() && cell.phase.as_deref() == Phase::Setup.name();
     let loaded = |amounts: &Amounts| report.by_tag(amounts, is_loaded);
@@ -91,8 +98,12 @@ fn checkpoint<'r>(report: &'r Report<'_>, device: &Device, amounts: &Amounts) ->
     let all = sum(models.values().copied());
     let is_copy = |of: &i64| is_about(bytes, *of, SAME_SHARE);
     let is_kept = |point: &Point| loaded(&point.amounts).get(line).is_some_and(|kept| *kept >= bytes);
-    let until_ns = device.details.iterations.rows.last()?.end_ns;
-    (models.values().chain([&all]).any(is_copy) && steps_through(device, until_ns, is_kept) >= KEPT_STEPS)
+    let rows = &device.details.iterations.rows;
+    let until_ns = rows.last()?.end_ns;
+    // A failed request may come before so many steps are over, and needs what is kept through all of them.
+    let steps = rows.iter().map(|row| row.count).sum::<u64>();
+    let least = if oom.is_some() { steps.min(KEPT_STEPS) } else { KEPT_STEPS };
+    (models.values().chain([&all]).any(is_copy) && steps_through(device, until_ns, is_kept) >= least)
         .then_some((line, bytes))
 }
 
@@ -159,8 +170,9 @@ impl<'r> Parts<'r> {
             },
             kept_graphs: graphs::kept(report, device),
             data,
-            checkpoint: checkpoint(report, device, amounts),
+            checkpoint: checkpoint(report, device, amounts, oom),
             by_tag: by_tag(&is_activation),
+            temporaries_by_tag: by_tag(&|cell| is_role(cell, Role::Temporary)),
             updated: sum(updated.map(|(_, bytes)| *bytes)),
             sizes,
             has_small_state: run.cells.iter().any(|cell| cell.tag.as_deref().is_some_and(is_small_state)),

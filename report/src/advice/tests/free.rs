@@ -187,6 +187,33 @@ fn checkpoint_stays_if_it_is_as_large_as_the_model() {
 }
 
 #[test]
+fn checkpoint_that_is_kept_when_memory_runs_out_is_not_needed() {
+    let advised = |gib: i64, steps: usize| {
+        let line = "train.py:8 load";
+        let held =
+            [(Role::Parameter, "Net/a", 5), (Role::Activation, "Net/a", 6), (Role::Unknown, line, gib)];
+        let mut run = holding(&held);
+        made_in(&mut run, 2, Phase::Setup);
+        let device = &mut run.devices[0];
+        let row = |step: u64| Iteration {
+            start_ns: step * 10,
+            end_ns: step * 10 + 10,
+            count: 1,
+            ..Iteration::default()
+        };
+        device.details.iterations.rows = (0..steps as u64).map(row).collect();
+        let amounts = device.details.ooms[0].amounts.clone();
+        let point = |at: u64| Point { time_ns: at * 10, amounts: amounts.clone(), rest_bytes: 0 };
+        device.details.timeline.points = (0..=steps as u64).map(point).collect();
+        device.details.ooms[0].time_ns = steps as u64 * 10 + 5;
+        first(&run).filter(|(kind, _)| *kind == Kind::LoadedCheckpoint)
+    };
+    assert_eq!(advised(5, 1), Some((Kind::LoadedCheckpoint, [5; 2])), "it fails in the second step");
+    assert_eq!(advised(8, 1), None, "not the size of the model");
+    assert_eq!(advised(5, 0), None, "no step is over");
+}
+
+#[test]
 fn model_without_a_backward_pass_needs_no_gradients() {
     let held = [
         (Role::OptimizerState, "Student/a", 2),
@@ -410,6 +437,7 @@ fn evaluation_that_needs_more_than_training_sets_the_peak() {
     };
     let advised = |activations: i64, phase: Phase| of_steps(activations, phase, 3, 0, false);
     assert_eq!(advised(4, Phase::Forward), Some((Kind::EvaluationBatch, [6; 2])));
+    assert_eq!(advised(4, Phase::Unknown), Some((Kind::EvaluationBatch, [6; 2])), "a line after the passes");
     assert_eq!(advised(9, Phase::Forward), None, "a training step needs nearly as much");
     assert_eq!(advised(4, Phase::Setup), None, "no forward pass");
     assert_eq!(advised(4, Phase::Optimizer), None, "an optimizer needs its temporaries");

@@ -75,6 +75,10 @@ fn a_queue_rises_and_falls_by_a_tensor_at_a_time() {
     assert_eq!(advised(&|at| full - at % 2 * full), None, "a batch that is made anew");
     assert_eq!(advised(&|at| full - at * 37 % 50 * (full / 500)), None, "a batch of changing sizes");
     assert_eq!(advised(&|at| full / 60 * (at + 1)), None, "it grows");
+    let drained = |at: i64| (full - (at - 12).max(0) * tensor).max(0);
+    assert_eq!(advised(&drained), Some((Kind::Queue, [4, 7])), "filled before it is used");
+    assert_eq!(advised(&|at| if at < 12 { full } else { 0 }), None, "freed at once");
+    assert_eq!(advised(&|at| drained(at) + i64::from(at == 40) * 6 * tensor), None, "filled again");
 }
 
 #[test]
@@ -133,6 +137,25 @@ fn formulas_of_pairs_and_own_operations_of_modules_are_named() {
     assert_eq!(masks(6, "Net/head/weight"), Some((Kind::FusedOperation, [0, 12])));
     assert_eq!(masks(3, "Net/head/weight"), None, "inputs and outputs");
     assert_eq!(masks(6, "Net/h.0/attn/weight"), None, "a parameter of its own, as of nn.LSTM");
+    // Layers whose own operations keep 6 GiB, with a dropout of `dropped` GiB inside, as large as these, and 1 GiB of a linear layer.
+    let scores = |own: i64, dropped: i64| {
+        let held = [
+            (Role::Parameter, "Net/h.0/attn/q/weight", 1),
+            (Role::Parameter, "Net/h.1/attn/q/weight", 1),
+            (Role::Activation, "Net/h.0/attn", own),
+            (Role::Activation, "Net/h.1/attn", own),
+            (Role::Activation, "Net/h.0/attn/dropout", dropped),
+            (Role::Activation, "Net/h.1/attn/dropout", dropped),
+            (Role::Activation, "Net/h.1/attn/q", 1),
+            (Role::Gradient, "Net/h.1/attn/q/weight", 1),
+        ];
+        let mut run = fitting(&held);
+        made_in(&mut run, held.len() - 1, Phase::Backward);
+        run.devices[0].total_bytes = Some(100 << 30);
+        first(&run)
+    };
+    assert_eq!(scores(6, 7), Some((Kind::FusedOperation, [0, 26])), "the dropout works on the scores");
+    assert_eq!(scores(1, 5), None, "such as layers of an MLP with an activation function each");
     let held = [
         (Role::Parameter, "Net/h.0/q/weight", 1),
         (Role::Parameter, "Net/h.1/q/weight", 1),
@@ -238,6 +261,7 @@ fn a_step_with_many_times_the_activations_is_bounded_first() {
     let (_, saved) = advised_above(6, 3, 20, 1).expect("advice");
     assert_eq!(saved, Some([7 * GIB, 9 * GIB]), "earlier steps had 6 GiB in the optimizer");
     assert_eq!(advised(6, 20, 1), None, "batches of changing sizes");
+    assert!(advised(3, 6, 1).is_some(), "the first epoch has such a batch");
     assert_eq!(advised(3, 4, 1), None, "few steps");
     assert_eq!(advised(3, 20, 4), None, "more passes before the backward pass");
 }
