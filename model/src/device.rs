@@ -7,7 +7,7 @@ use crate::gap::UntrackableChange;
 use crate::growth::Growth;
 use crate::iterations::{Iterations, is_zero};
 use crate::moment::Moment;
-use crate::oom::{self, Oom};
+use crate::oom::{self, Holder, Oom};
 use crate::parameters::Parameters;
 use crate::series::Series;
 use crate::timeline::Timeline;
@@ -75,6 +75,9 @@ fields! {
         /// Number of CUDA graphs that the agent saw instantiated.
         #[serde(skip_serializing_if = "is_zero")]
         graphs: u64                       => join sum,                clip keep,             redact keep;
+        /// The other process that held most of the device at the last reading; absent if there was none, and in earlier versions' runs.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        largest_tenant: Option<Holder>    => join last,               clip clear,            redact keep;
         /// OOM records by time.
         ooms: Vec<Oom>                    => join oom::join_ooms,         clip within,           redact each(Oom::redact);
         /// Driver faults of the device shortly before the end of the process: time (ns) and Xid (NVIDIA's fault code).

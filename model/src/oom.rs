@@ -79,6 +79,9 @@ fields! {
         step: Option<u64>                => redact keep;
         /// Number of forward passes on the device that began since a backward pass last began; absent in older runs.
         passes_without_backward: Option<u64> => redact keep;
+        /// Number of forward passes that have begun after the first one; absent in runs of earlier versions.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        passes_after_first: Option<u64>      => redact keep;
         /// Bytes that the process held: the sum of `amounts`.
         tracked_bytes: i64               => redact keep;
         /// `tracked_bytes` by cell.

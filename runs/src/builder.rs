@@ -9,7 +9,9 @@ use gpumem_ledger::{
 };
 use gpumem_model::coverage::PartStart;
 use gpumem_model::program_data::{ProgramData, SnapshotFigures};
-use gpumem_model::run::{self, Caveat, MAX_TENANTS, Moment, OomKind, Run, Source, State, absence_name};
+use gpumem_model::run::{
+    self, Caveat, Holder, MAX_TENANTS, Moment, OomKind, Run, Source, State, absence_name,
+};
 use gpumem_model::series::{Extremes, Series};
 use gpumem_model::units::thousands;
 use gpumem_wire::{Absence, ByeReason, ClockKind, Record};
@@ -336,7 +338,7 @@ impl RunBuilder {
         let remembered = remembered.map(|(agreed, _)| *agreed);
         let agreed = remembered.or(device.agreed.filter(|agreed| Some(agreed.number) == number));
         if let Some(number) = number {
-            tenants.fill_in(index, number, process, &mut run_device);
+            tenants.fill_in(&self.ledger, (index, number), process, &mut run_device);
         }
         Some(run::Device {
             name: device.name.to_string(),
@@ -449,9 +451,19 @@ impl Tenants {
     }
 
     /// Sets the other processes on a device of a run: the largest ones, and the number and sum of the rest.
-    fn fill_in(&self, device: usize, number: u64, process: &ProcessView, run_device: &mut run::Device) {
-        let Some(listed) = self.0.get(&(device, number)) else { return };
+    fn fill_in(
+        &self,
+        ledger: &Ledger,
+        place: (usize, u64),
+        process: &ProcessView,
+        run_device: &mut run::Device,
+    ) {
+        let Some(listed) = self.0.get(&place) else { return };
         let mut others = listed.iter().filter(|(_, key)| *key != process.key);
+        run_device.details.largest_tenant = others.clone().find_map(|&(used, key)| {
+            let used_bytes = i64::try_from(used?).unwrap_or(i64::MAX);
+            Some(Holder { pid: key.pid, used_bytes, ..ledger.holder(key, place.0) })
+        });
         run_device.tenants = others.by_ref().take(MAX_TENANTS).map(|&(used, key)| (key.pid, used)).collect();
         let (count, rest) = others
             .fold((0, 0_u128), |(count, sum), (used, _)| (count + 1, sum + u128::from(used.unwrap_or(0))));

@@ -179,7 +179,8 @@ pub(crate) fn hide_others(run: &mut Run) {
     for device in &mut run.devices {
         device.tenants.iter_mut().for_each(|(pid, _)| *pid = 0);
         let seen = device.details.ooms.iter_mut().filter_map(|oom| oom.device.as_mut());
-        for holder in seen.flat_map(|device| device.holders.iter_mut().skip(1)) {
+        let seen = seen.flat_map(|device| device.holders.iter_mut().skip(1));
+        for holder in seen.chain(&mut device.details.largest_tenant) {
             (holder.pid, holder.user) = (0, None);
         }
     }

@@ -87,19 +87,22 @@ impl Ledger {
     fn holders(&self, index: usize, device: usize, listing: &Listing, record: &Oom) -> OomDevice {
         let own = record.untrackable_bytes.zip(record.predates_bytes);
         let own = own.map(|(gap, predates)| record.tracked_bytes.wrapping_add(gap).wrapping_add(predates));
-        let owner = |key: ProcessKey| {
-            let found = self.by_key.get(&key).and_then(|&index| self.processes.get(index));
-            let account = found.and_then(|process| {
-                let book = process.book_on(device)?;
-                Some(&process.accounts[usize::from(book)])
-            });
-            let user = found.and_then(|process| process.facts.seen.get("user").cloned());
-            let (growth_bytes, growth_ns) = account.and_then(|account| account.last_minute.growth()).unzip();
-            let since_ns = account.and_then(|account| account.listed_since_ns);
-            Holder { user, growth_bytes, growth_ns, since_ns, ..Holder::default() }
-        };
+        let owner = |key: ProcessKey| self.holder(key, device);
         let key = self.processes[index].key;
         listing.oom_device(self.devices[device].total_bytes, key, (own, record.tracked_bytes), owner)
+    }
+
+    /// Returns the user of a process, and since when and by how much it holds memory of a device. Its pid and bytes are not set.
+    pub fn holder(&self, key: ProcessKey, device: usize) -> Holder {
+        let found = self.by_key.get(&key).and_then(|&index| self.processes.get(index));
+        let account = found.and_then(|process| {
+            let book = process.book_on(device)?;
+            Some(&process.accounts[usize::from(book)])
+        });
+        let user = found.and_then(|process| process.facts.seen.get("user").cloned());
+        let (growth_bytes, growth_ns) = account.and_then(|account| account.last_minute.growth()).unzip();
+        let since_ns = account.and_then(|account| account.listed_since_ns);
+        Holder { user, growth_bytes, growth_ns, since_ns, ..Holder::default() }
     }
 
     /// Adds a suspected OOM if a process without an agent ended, not with status 0, while its device was nearly full.

@@ -207,7 +207,8 @@ impl Process {
             stack: self.ooms.stack(stamp.stack),
             phase: phase.and_then(|phase| phase.name()).map(str::to_owned),
             step: self.ooms.step,
-            passes_without_backward: Some(self.holdings.passes_without_backward(place.book)),
+            passes_without_backward: Some(self.holdings.passes(place.book).since_backward),
+            passes_after_first: Some(self.holdings.passes(place.book).after_first),
             is_unheard: !is_framework || !self.program.layers.is(Layer::OutOfMemory, LayerState::Active),
             ..report.record.clone()
         };

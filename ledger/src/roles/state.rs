@@ -65,6 +65,8 @@ pub(crate) struct Roles {
 /// Numbers of forward passes, from which passes that are not for training are detected.
 #[derive(Debug, Default)]
 pub(crate) struct PassCounts {
+    /// Number of forward passes that began after the first one.
+    pub after_first: u64,
     /// Number of forward passes that began since the last backward pass began.
     pub since_backward: u64,
     /// Number of these that began with gradients enabled.
@@ -157,6 +159,7 @@ impl Roles {
         let is_unusual = usual > 0 && since_backward > usual;
         let remaining = self.undecided.iter(List::Forward).take(most as usize + 1);
         let has_only_results = is_unusual && remaining.count() as u64 <= most;
+        self.passes.after_first += 1;
         self.passes.since_backward += 1;
         self.passes.undecided = if has_only_results { 1 } else { undecided + 1 };
         has_only_results

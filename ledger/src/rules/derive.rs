@@ -41,7 +41,7 @@
 //! between their allocations.
 
 use crate::book::cells::CellId;
-use crate::roles::state::{End, PhaseReports, RestatedBlock, Roles, list_of};
+use crate::roles::state::{End, PassCounts, PhaseReports, RestatedBlock, Roles, list_of};
 use crate::roles::undecided::{Entry, List, NOT_LISTED};
 use crate::rows::row::{Extent, Row};
 use crate::rules::holdings::Holdings;
@@ -132,9 +132,9 @@ impl Holdings {
         }
     }
 
-    /// Returns the number of forward passes that began since a backward pass last began.
-    pub fn passes_without_backward(&self, book: u8) -> u64 {
-        self.roles[usize::from(book)].passes.since_backward
+    /// Returns the numbers of forward passes.
+    pub(crate) fn passes(&self, book: u8) -> &PassCounts {
+        &self.roles[usize::from(book)].passes
     }
 
     fn list_at_birth(&mut self, book: u8, stamp: &Stamp, phase: Phase) -> Option<List> {

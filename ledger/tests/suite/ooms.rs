@@ -521,6 +521,7 @@ fn failure_has_the_number_of_forward_passes_without_a_backward_pass() {
     next(&mut s, Phase::Backward, ENGINE);
     give_up(&mut s, "GPT/h.2", 80 * MIB);
     assert_eq!(passes(&s), Some(0));
+    assert_eq!(ooms(&s).last().and_then(|oom| oom.passes_after_first), Some(4));
 }
 
 /// A process with many rows has few records between two failed requests, but much time.

@@ -4,14 +4,15 @@ use super::composition::{self, library};
 use super::item::{Item, Kind, Memory, mib, place_of};
 use super::{outside, settings};
 use crate::findings::{self, Finding, KeptBy};
+use crate::held;
 use crate::names::OUTSIDE_TORCH;
 use crate::oom::{holder_name, holders_of};
 use gpumem_model::growth::Axis;
 use gpumem_model::keeper::Keeper;
 use gpumem_model::names::Named;
-use gpumem_model::run::{Device, Oom, Run};
+use gpumem_model::run::{Cell, Device, Oom, Run};
 use gpumem_model::units::signed;
-use gpumem_wire::Phase;
+use gpumem_wire::{Phase, Role};
 
 /// Category of NCCL's buffers.
 const NCCL: &str = "libnccl (outside torch)";
@@ -19,8 +20,9 @@ const NCCL: &str = "libnccl (outside torch)";
 const WORKSPACE: &str = "workspace (cuBLAS etc.)";
 /// Maximum bytes of a tensor with one value.
 const SCALAR_BYTES: u64 = 8;
-/// Minimum growth of another process, in bytes, that is stated.
-const LEAST_GROWTH: i64 = 1 << 20;
+/// The change for graphs that stay after their backward passes.
+const DETACH: &str =
+    "Detach the state that one pass gives to the next, and call backward() without retain_graph=True";
 
 /// Returns the changes for a finding. `oom` is the failed request that ended the process, if it is of this device. After a
 /// replay, its settings replace those that are estimated.
@@ -53,7 +55,9 @@ pub(super) fn items(
                 let formula = format!("it keeps {}", keeper.count());
                 of_keeper(device, keeper).named(keeper.title()).estimated([0, signed(keeper.bytes)], formula)
             });
-            kept.into_iter().chain(composition::parts(report, device, oom)).collect()
+            let graphs = oom.filter(|_| finding.kept_by.is_some());
+            let graphs = graphs.and_then(|oom| retained_graphs(report, device, oom));
+            kept.into_iter().chain(graphs).chain(composition::parts(report, device, oom)).collect()
         }
         (findings::Kind::LargeRequest, Some(oom)) => {
             let change = "Make this tensor in pieces{0}: it is larger than the device";
@@ -115,6 +119,20 @@ fn of_keeper(device: &Device, keeper: &Keeper) -> Item {
     Item::new(Kind::RetainedTensors, Memory::Activations, device, change)
 }
 
+/// Returns the change for graphs that stayed after the backward passes of a few forward passes.
+fn retained_graphs(report: &crate::Report<'_>, device: &Device, oom: &Oom) -> Option<Item> {
+    let [least, most] = findings::retained_graphs(report, device, oom)?;
+    // A backward pass through all graphs has temporaries that one through the last graph may not have.
+    let is_temporary = |cell: &Cell| cell.role.as_deref() == Role::Temporary.name();
+    let temporaries = held(report.run, &oom.amounts, is_temporary);
+    let formula = format!(
+        "the bytes of all graphs that were held when the request failed, less those of one, and up to {} of temporaries",
+        mib(temporaries)
+    );
+    let item = Item::new(Kind::RetainedTensors, Memory::Activations, device, DETACH);
+    Some(item.estimated([least, most.saturating_add(temporaries)], formula))
+}
+
 /// Returns the change for memory that grows.
 fn growth(run: &Run, device: &Device, oom: Option<&Oom>, finding: &Finding) -> Item {
     let of_library = finding.names.iter().find_map(|(name, _)| library::keeper_of(name));
@@ -138,7 +156,7 @@ fn growth(run: &Run, device: &Device, oom: Option<&Oom>, finding: &Finding) -> I
             (Item::new(Kind::RetainedTensors, Memory::Activations, device, change), None)
         }
         (None, (None, Some(KeptBy::RetainedGraphs))) => {
-            let change = "Detach the state that one pass gives to the next, and call backward() without retain_graph=True{0}";
+            let change = format!("{DETACH}{{0}}");
             (Item::new(Kind::RetainedTensors, Memory::Activations, device, change), None)
         }
         (None, (None, Some(KeptBy::GradientGraphs))) => {
@@ -236,21 +254,7 @@ fn other_process(
     children: &[Run],
 ) -> Item {
     let largest = holders_of(oom).iter().skip(1).max_by_key(|holder| holder.used_bytes);
-    let since = largest.map(|holder| {
-        let seen = holder.since_ns.map(|ns| format!(" and was first seen at {}", report.times().time(ns)));
-        let own = mib(holder.used_bytes) + &seen.unwrap_or_default();
-        let time = holder.growth_ns.map(|ns| ns.div_ceil(1_000_000_000));
-        match (holder.growth_bytes, time) {
-            (Some(bytes), Some(seconds)) if bytes >= LEAST_GROWTH => {
-                format!("{own}; {} came in the last {seconds} s", mib(bytes))
-            }
-            (Some(bytes), Some(seconds)) if bytes <= -LEAST_GROWTH => {
-                format!("{own}; it freed {} in the last {seconds} s", mib(bytes.saturating_neg()))
-            }
-            (_, Some(seconds)) => format!("{own}; unchanged in the last {seconds} s"),
-            _ => own,
-        }
-    });
+    let since = largest.map(|holder| outside::since(report, holder));
     let change = match largest.map_or(0, |holder| holder.pid) {
         pid if outside::is_child(pid, children) => {
             "End the program's own child process ({0}) before memory is needed, or let it free its tensors and call torch.cuda.empty_cache()"
@@ -283,8 +287,7 @@ fn pool(run: &Run, device: &Device, oom: Option<&Oom>, finding: &Finding) -> Vec
         .and_then(|oom| oom.largest_idle_bytes.map(|largest| largest >= oom.asked_bytes))
         .unwrap_or_default();
     let graphs = findings::has_pools_of_graphs(device).then(|| {
-        let change = "Capture the CUDA graphs into one pool: torch.cuda.graph(graph, pool=first.pool())";
-        let item = Item::new(Kind::GraphPools, Memory::Cached, device, change);
+        let item = Item::new(Kind::GraphPools, Memory::Cached, device, settings::ONE_POOL);
         item.estimated(most, "at most the unused bytes; each private pool keeps its own")
     });
     let is_expandable = oom.is_some_and(|oom| oom.is_expandable);

@@ -77,7 +77,7 @@ pub fn advise(report: &Report<'_>, evidence: &Evidence<'_>) -> Advice {
         // Other devices of the process may have much free memory.
         let is_short = is_full(device) || decisive.is_some_and(|(of, ..)| std::ptr::eq(of, device));
         if is_short && !has_cause {
-            items.extend(outside::tenant(report.run, device, evidence.children));
+            items.extend(outside::tenant(report, device, evidence.children));
             items.extend(composition::parts(report, device, None));
         } else if !has_cause {
             items.splice(..0, composition::cheap(report, device));

@@ -4,14 +4,17 @@
 use super::item::{Item, Kind, Memory, is_material, mib};
 use crate::findings::is_eager;
 use crate::names::library;
+use crate::oom::holder_name;
 use crate::{Report, held, most_used};
 use gpumem_model::names::Named;
-use gpumem_model::run::{Cell, Class, Device, Run};
+use gpumem_model::run::{Cell, Class, Device, Holder, Run};
 use gpumem_model::units::signed;
 use gpumem_wire::Role;
 
 /// Minimum share of the libraries' memory in the process's memory, for advice on it.
 const LIBRARY_SHARE: f64 = 0.1;
+/// Minimum growth of another process, in bytes, that is stated.
+const LEAST_GROWTH: i64 = 1 << 20;
 /// Divisor: a process is idle if its tracked bytes never exceeded its used bytes divided by this.
 const IDLE_SHARE: i64 = 20;
 
@@ -64,16 +67,42 @@ pub(super) fn is_ancestor(pid: u32, run: &Run) -> bool {
 
 /// Returns the change for another process that held more of the device than this one at the last reading. A child of the process, or
 /// one that has started it, is not another tenant.
-pub(super) fn tenant(run: &Run, device: &Device, children: &[Run]) -> Option<Item> {
+pub(super) fn tenant(report: &Report<'_>, device: &Device, children: &[Run]) -> Option<Item> {
+    let run = report.run;
     let is_own = |pid: u32| is_child(pid, children) || is_ancestor(pid, run);
     let tenants = device.tenants.iter().filter(|(pid, _)| !is_own(*pid));
     let (pid, used) = tenants.filter_map(|(pid, used)| Some((*pid, signed((*used)?)))).next()?;
     (used > most_used(device).unwrap_or(0)).then(|| {
-        let name = if pid == 0 { "hidden".to_owned() } else { format!("pid {pid}") };
+        // Runs of earlier versions, and processes that are not the largest, have no times.
+        let known = device.details.largest_tenant.as_ref().filter(|holder| holder.pid == pid);
+        let unknown = Holder { pid, used_bytes: used, ..Holder::default() };
+        let holder = known.unwrap_or(&unknown);
+        let name = match (&holder.user, pid) {
+            (Some(_), _) => holder_name(holder),
+            (None, 0) => "hidden".to_owned(),
+            (None, _) => format!("pid {pid}"),
+        };
         let change = "End or move the process of another tenant ({0})";
         let item = Item::new(Kind::OtherProcess, Memory::Others, device, change).named(name);
-        item.estimated([used; 2], format!("it holds {}", mib(used)))
+        item.estimated([used; 2], format!("it holds {}", since(report, holder)))
     })
+}
+
+/// Returns the bytes of a process, since when it has been on the device, and its growth in the last minute.
+pub(super) fn since(report: &Report<'_>, holder: &Holder) -> String {
+    let seen = holder.since_ns.map(|ns| format!(" and was first seen at {}", report.times().time(ns)));
+    let own = mib(holder.used_bytes) + &seen.unwrap_or_default();
+    let time = holder.growth_ns.map(|ns| ns.div_ceil(1_000_000_000));
+    match (holder.growth_bytes, time) {
+        (Some(bytes), Some(seconds)) if bytes >= LEAST_GROWTH => {
+            format!("{own}; {} came in the last {seconds} s", mib(bytes))
+        }
+        (Some(bytes), Some(seconds)) if bytes <= -LEAST_GROWTH => {
+            format!("{own}; it freed {} in the last {seconds} s", mib(bytes.saturating_neg()))
+        }
+        (_, Some(seconds)) => format!("{own}; unchanged in the last {seconds} s"),
+        _ => own,
+    }
 }
 
 /// Returns one item for the idle contexts on each device.

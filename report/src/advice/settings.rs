@@ -1,10 +1,14 @@
 //! Settings of PyTorch's allocator and other environment variables: which are in force, and what a replay found.
 
 use super::item::{Basis, Item, Kind, Memory};
+use crate::findings::has_pools_of_graphs;
 use gpumem_model::run::{Device, Run};
 
 /// Minimum saving by a setting, as a share of the reserved bytes.
 const LEAST_SHARE: f64 = 0.05;
+/// The change for private pools of CUDA graphs.
+pub(super) const ONE_POOL: &str =
+    "Capture the CUDA graphs into one pool: torch.cuda.graph(graph, pool=first.pool())";
 
 /// Figures of one replay.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,6 +34,8 @@ pub struct Replay {
     pub trials: Vec<Trial>,
     /// A replay in which all requests use one stream; `None` if the program used one.
     pub one_stream: Option<Trial>,
+    /// A replay in which all private pools are one; `None` if the program has fewer than two.
+    pub one_pool: Option<Trial>,
     /// Whether the replay under the recorded settings has the recorded figures.
     pub is_exact: bool,
     /// Difference between its peak and the recorded one. A saving that is not larger is not known.
@@ -55,7 +61,7 @@ impl Replay {
         useless.map(|trial| trial.changes.clone()).collect()
     }
 
-    /// Returns the best settings, and the use of one stream if that saves more. With several devices, the one with the most requests
+    /// Returns the best settings, and the use of one stream or of one pool for all CUDA graphs if that helps. With several devices, the one with the most requests
     /// was replayed, and its number is not known.
     pub(super) fn items(&self, device: &Device, is_only_device: bool) -> Vec<Item> {
         let item = |kind, change: String, trial: &Trial| {
@@ -84,7 +90,9 @@ impl Replay {
             let change = "Reuse one CUDA stream: memory that one stream caches serves no other";
             item(Kind::Streams, change.into(), trial)
         });
-        let mut items: Vec<Item> = setting.into_iter().chain(stream).collect();
+        let graphs = self.one_pool.as_ref().filter(|trial| has_pools_of_graphs(device) && self.helps(trial));
+        let graphs = graphs.map(|trial| item(Kind::GraphPools, ONE_POOL.into(), trial));
+        let mut items: Vec<Item> = setting.into_iter().chain(stream).chain(graphs).collect();
         items.sort_by_key(|item| std::cmp::Reverse(item.most()));
         items
     }

@@ -95,16 +95,20 @@ fn replay_replaces_the_estimate_and_useless_settings_are_listed() {
         own: trial("", 17, true),
         trials: vec![trial("expandable_segments:True", 10, false), trial("max_split_size_mb:128", 17, true)],
         one_stream: None,
+        one_pool: Some(trial("", 8, false)),
         is_exact: true,
         error_bytes: 0,
     };
-    let run = fragmented(&[]);
+    let mut run = fragmented(&[]);
     let evidence = Evidence { replay: Some(Ok(replay)), children: &[] };
-    let (advice, text, json) = advice(&run, &evidence);
-    assert_eq!((advice.items.len(), advice.items[0].basis), (1, Basis::Replayed));
+    let (own, text, json) = advice(&run, &evidence);
+    assert_eq!((own.items.len(), own.items[0].basis), (1, Basis::Replayed));
     assert!(text.contains("-7,168 MiB, replayed"), "{text}");
     assert!(text.contains("saves nothing: max_split_size_mb:128"), "{text}");
     assert!(json.contains("\"basis\": \"replayed\""), "{json}");
+    run.devices[0].details.graphs = 2;
+    let first = advice(&run, &evidence).0.items.remove(0);
+    assert_eq!((first.kind, first.saves_bytes), (Kind::GraphPools, Some([9 * GIB; 2])));
 }
 
 #[test]

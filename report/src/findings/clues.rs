@@ -1,14 +1,16 @@
 //! Clues to the cause of a finding that the amounts give: how large a growth is beside the parameters, and whether graphs are kept.
 
 use super::finding::{Finding, KeptBy, mib};
+use crate::amounts::sum;
 use crate::{Report, held};
 use gpumem_model::escape::escape;
 use gpumem_model::growth::Axis;
 use gpumem_model::keeper::Keeper;
 use gpumem_model::names::Named;
-use gpumem_model::run::{Amounts, Device, Oom};
+use gpumem_model::run::{Amounts, Cell, Class, Device, Oom};
 use gpumem_model::units::signed;
 use gpumem_wire::{Phase, Role};
+use std::collections::BTreeMap;
 
 /// Two numbers of bytes are about the same if they differ by at most this share.
 const SAME_SHARE: f64 = 0.05;
@@ -24,6 +26,12 @@ const EXCEPTIONS: &str = "outputs of many of its modules in the minority of the 
 /// Minimum growth of a forward pass, as a share of the activations at one moment, from which it keeps its whole graph. These
 /// activations may be those of three passes, the latest ones.
 const GRAPH_SHARE: f64 = 0.25;
+/// Minimum share of each graph that stays after its backward pass, and number of forward passes after the first one, for graphs to be
+/// retained.
+const GRAPH_KEPT_SHARE: f64 = 0.75;
+const LEAST_OTHERS: f64 = 4.0;
+/// Minimum share of bytes that two divisions among modules have in common for both to be of graphs of the same model.
+const SAME_MODULES_SHARE: f64 = 0.75;
 
 /// Returns a finding on growth with the clues to its cause appended to its sentence. `amounts` are those of the process when the
 /// request failed, or at the peak.
@@ -67,7 +75,7 @@ pub(super) fn text_of(keeper: &Keeper) -> String {
 }
 
 /// Returns the words on what keeps the memory.
-fn of_kept_by(kept_by: &KeptBy) -> Option<String> {
+pub(super) fn of_kept_by(kept_by: &KeptBy) -> Option<String> {
     match kept_by {
         KeptBy::Frames(function) => Some(format!(
             "tensors of several lines of {} grow together: an object keeps them, or an exception, whose traceback keeps the local variables",
@@ -116,6 +124,51 @@ fn graphs(
         }
         _ => None,
     }
+}
+
+/// Returns the least and most bytes of graphs that stayed after their backward passes when `oom` failed, if these were too few for a
+/// judgement of growth. All passes must have had their backward passes, and the memory that lost the role of activations must be
+/// divided among the modules as the activations are. Outputs that the program keeps are of few modules, or a small part of a graph.
+pub(crate) fn retained_graphs(report: &Report<'_>, device: &Device, oom: &Oom) -> Option<[i64; 2]> {
+    let is_role = |cell: &Cell, role: Role| cell.role.as_deref() == role.name();
+    let is_of_pass = |cell: &Cell| {
+        let is_of_forward = cell.phase.as_deref() == Phase::Forward.name();
+        cell.class == Class::Block
+            && is_of_forward
+            && (cell.role.is_none() || is_role(cell, Role::Activation))
+    };
+    let iterations = &device.details.iterations;
+    let mut steps = iterations.rows.iter().chain(&iterations.open);
+    let has_backward = oom.passes_without_backward? <= 1 && steps.all(|step| step.passes_at_once <= 1);
+    let gradients = held(report.run, &oom.amounts, |cell| is_role(cell, Role::Gradient));
+    let by_tag = |is_activation: bool| {
+        let is_part = |cell: &Cell| is_of_pass(cell) && is_role(cell, Role::Activation) == is_activation;
+        report.by_tag(&oom.amounts, is_part)
+    };
+    let (activations, earlier) = (by_tag(true), by_tag(false));
+    let bytes = |tags: &BTreeMap<&str, i64>| sum(tags.values().copied());
+    let latest = bytes(&activations);
+    let all = latest.saturating_add(bytes(&earlier));
+    // With a graph of 1, of which each pass keeps f, the activations of the latest three passes are 1 + 2 f, and all are 1 + n f, with n
+    // passes after the first one.
+    let others = oom.passes_after_first? as f64;
+    let ratio = all as f64 / latest.max(1) as f64;
+    let kept = (ratio - 1.0) / (others - 2.0 * ratio);
+    let is_whole = (GRAPH_KEPT_SHARE..=1.0 / GRAPH_KEPT_SHARE).contains(&kept);
+    let is_retained = has_backward && gradients > 0 && others >= LEAST_OTHERS && is_whole;
+    // The last graph is needed.
+    let of_one = [1.0, GRAPH_KEPT_SHARE].map(|kept| (latest as f64 / (1.0 + 2.0 * kept)) as i64);
+    (is_retained && is_divided_alike(&activations, &earlier))
+        .then(|| [all.saturating_sub(of_one[1]), all.saturating_sub(of_one[0])])
+}
+
+/// Returns whether two amounts are divided among tags in about the same way.
+pub(crate) fn is_divided_alike(one: &BTreeMap<&str, i64>, other: &BTreeMap<&str, i64>) -> bool {
+    let share = |tags: &BTreeMap<&str, i64>, tag: &str| {
+        tags.get(tag).copied().unwrap_or(0) as f64 / sum(tags.values().copied()).max(1) as f64
+    };
+    let same: f64 = one.keys().map(|tag| share(one, tag).min(share(other, tag))).sum();
+    same >= SAME_MODULES_SHARE
 }
 
 fn of_structure(
@@ -214,7 +267,7 @@ mod tests {
     use super::*;
     use crate::findings::finding::{Kind, Rate, Severity};
     use crate::rules::Groupings;
-    use gpumem_model::run::{Cell, Pool};
+    use gpumem_model::run::{Iteration, Pool};
 
     #[test]
     fn keepers_have_their_tensors_and_what_frees_those_of_cycles() {
@@ -293,6 +346,46 @@ mod tests {
         assert_eq!(kept_by(0, outputs, [100, 100, 9600]).0, None, "a small part of the activations");
         assert_eq!(kept_by(0, "gradients", [100, 900, 0]).0, Some(KeptBy::GradientGraphs));
         assert_eq!(kept_by(0, "gradients", [100, 200, 0]).0, None, "with buckets");
+    }
+
+    /// A program that runs out of memory in its fifth forward pass with these MiB of gradients, of the latest activations by module, and
+    /// of earlier forward passes by module.
+    #[test]
+    fn graphs_of_few_passes_are_retained_if_all_of_each_graph_stays() {
+        const MIB: i64 = 1 << 20;
+        let log = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/small-train.log");
+        let mut run = gpumem_import::read_file(&log, None).expect("a log").remove(0);
+        let of = |role: Role, tag: &str| {
+            let phase = Phase::Forward.name().map(str::to_owned);
+            let (role, tag) = (role.name().map(str::to_owned), Some(tag.to_owned()));
+            Cell { class: Class::Block, role, phase, tag, ..Cell::default() }
+        };
+        let (is_active, is_earlier) = (Role::Activation, Role::Unknown);
+        run.cells = vec![of(Role::Gradient, "Net"), of(is_active, "Net/a"), of(is_active, "Net/b")];
+        run.cells.extend([of(is_earlier, "Net/a"), of(is_earlier, "Net/b")]);
+        let amounts = |mib: [i64; 5]| Amounts::from((0..).zip(mib.map(|mib| mib * MIB)).collect::<Vec<_>>());
+        let mut retained = |passes: u64, at_once: u64, mib: [i64; 5]| {
+            let details = &mut run.devices[0].details;
+            details.iterations.rows.clear();
+            details.iterations.open = Some(Iteration { passes_at_once: at_once, ..Iteration::default() });
+            let oom = Oom {
+                passes_without_backward: Some(passes),
+                passes_after_first: Some(4),
+                amounts: amounts(mib),
+                ..Oom::default()
+            };
+            let report = Report::new(&run, Groupings::default(), None);
+            let found = retained_graphs(&report, &report.run.devices[0], &oom);
+            found.map(|saved| saved.map(|bytes| bytes / MIB))
+        };
+        let of_all = [9, 600, 300, 400, 200];
+        assert_eq!(retained(1, 1, of_all), Some([1140, 1200]), "five graphs, of which one is needed");
+        assert_eq!(retained(3, 1, of_all), None, "passes without a backward pass");
+        assert_eq!(retained(1, 3, of_all), None, "several passes before each backward pass");
+        assert_eq!(retained(1, 1, [0, 600, 300, 400, 200]), None, "no gradients");
+        assert_eq!(retained(1, 1, [9, 600, 300, 0, 600]), None, "outputs of one module");
+        assert_eq!(retained(1, 1, [9, 400, 200, 100, 50]), None, "half of each graph");
+        assert_eq!(retained(1, 1, [9, 600, 300, 4000, 2000]), None, "more than these passes can have");
     }
 
     #[test]

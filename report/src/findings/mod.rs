@@ -10,6 +10,7 @@ mod growth;
 mod out_of_memory;
 pub mod text;
 
+pub(crate) use clues::{is_divided_alike, retained_graphs};
 pub use finding::{Finding, Kind, Rate, Severity};
 pub(crate) use finding::{KeptBy, PINNED};
 pub(crate) use out_of_memory::{
@@ -35,6 +36,8 @@ const UNUSED_DEVICE_SHARE: f64 = 0.25;
 const UNEXPLAINED_SHARE: f64 = 0.10;
 /// Minimum size in bytes of unused or unexplained memory for a finding.
 const LEAST_BYTES: i64 = 512 << 20;
+/// Minimum size in bytes of unused memory of several streams, if they cache more than is ever in use.
+const LEAST_OF_STREAMS: i64 = 256 << 20;
 
 /// How the run ended, as far as memory is concerned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -151,7 +154,8 @@ pub(crate) fn most_in_use(run: &Run, device: &Device) -> (i64, Option<u64>) {
 }
 
 /// Returns the finding on unused memory of pools at the peak. PyTorch returns it to the driver before a request fails, so it
-/// matters only if it is a large part of the device.
+/// matters only if it is a large part of the device, or if several streams cache more than is ever in use: each further stream adds
+/// its own.
 fn unused_pool(report: &Report<'_>, device: &Device) -> Option<Finding> {
     // With lost records, blocks may be missing at the peak.
     let coverage = &report.run.coverage;
@@ -173,8 +177,11 @@ fn unused_pool(report: &Report<'_>, device: &Device) -> Option<Finding> {
     } else if has_graphs(device) {
         what += "; CUDA graphs keep pools of their own";
     }
-    let note = note(Kind::UnusedPool, device, (idle, used), UNUSED_SHARE, what)?;
-    if (idle as f64) < device.total_bytes.map_or(0, signed) as f64 * UNUSED_DEVICE_SHARE {
+    let note = Finding::new(Kind::UnusedPool, Severity::Note, Some(device), (idle, used), what);
+    let is_of_streams = clues::streams(device).is_some() && idle > in_use && idle >= LEAST_OF_STREAMS;
+    let least = device.total_bytes.map_or(0, signed) as f64 * UNUSED_DEVICE_SHARE;
+    let is_of_device = idle as f64 >= least && idle >= LEAST_BYTES;
+    if note.share < UNUSED_SHARE || !is_of_device && !is_of_streams {
         return None;
     }
     let Some(growth) = growth::idle(report, device, None) else { return Some(note) };
@@ -309,7 +316,12 @@ mod tests {
             what.contains("; 13 streams requested memory, and what one stream or private pool"),
             "{what}"
         );
-        assert_eq!(found(&mut run, 80), None);
+        assert_eq!(found(&mut run, 80), None, "as much was in use at another moment");
+        let amounts = &mut run.devices[0].details.timeline.points[0].amounts;
+        *amounts = Amounts::from(vec![(0, GIB), (1, 4 * GIB)]);
+        assert!(found(&mut run, 80).is_some(), "streams cache more than is ever in use");
+        run.devices[0].details.pools[0].streams = Some(1);
+        assert_eq!(found(&mut run, 80), None, "one stream");
         (run.coverage.partial_history, run.coverage.lost) = (true, 9);
         assert_eq!(found(&mut run, 16), None, "blocks may be missing");
     }

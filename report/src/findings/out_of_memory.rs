@@ -3,7 +3,7 @@
 #[cfg(test)]
 mod tests;
 
-use super::finding::{Finding, Kind, Severity, mib, rank};
+use super::finding::{Finding, KeptBy, Kind, Severity, mib, rank};
 use super::{clues, growth};
 use crate::amounts::{is_about, sum};
 use crate::model_sizes::ModelSizes;
@@ -453,6 +453,9 @@ impl<'r> Request<'r> {
         let is_much = |keeper: &&Keeper| keeper.bytes as f64 >= self.used as f64 * KEPT_SHARE;
         let keeper = self.oom.keepers.first().filter(is_much).cloned();
         let kept = keeper.as_ref().map(|keeper| format!("; a part is {}", clues::text_of(keeper)));
+        let has_graphs = keeper.is_none() && clues::retained_graphs(report, self.device, self.oom).is_some();
+        let kept_by = has_graphs.then_some(KeptBy::RetainedGraphs);
+        let graphs = kept_by.as_ref().and_then(clues::of_kept_by).map(|clue| format!("; {clue}"));
         let what = format!(
             "the memory that the program holds at one time does not fit: {} MiB; {} MiB more were requested{}{}{}",
             named.collect::<Vec<_>>().join(" + "),
@@ -462,8 +465,9 @@ impl<'r> Request<'r> {
                 Some("float64") => "; the parameters are float64",
                 _ => "",
             },
-            kept.unwrap_or_default()
+            kept.or(graphs).unwrap_or_default()
         );
-        Some(Finding { names: parts, keeper, spare_bytes: None, ..self.finding(Kind::TooLarge, bytes, what) })
+        let finding = self.finding(Kind::TooLarge, bytes, what);
+        Some(Finding { names: parts, keeper, kept_by, spare_bytes: None, ..finding })
     }
 }

@@ -82,7 +82,8 @@ const THROUGH: Width =
 const INPUTS: Width =
     Some("the sizes of single blocks are not kept, so the inputs of the modules have an upper bound only");
 
-const PLANTED: [Planted; 51] = [
+const PLANTED: [Planted; 53] = [
+    file("stateful.py", "6G", "retained_tensors"),
     file("accumulate.py", "18G", "retained_tensors"),
     Planted { before: Before::Needed, ..file("adam_temp.py", "24G", "optimizer_temporaries") },
     Planted {
@@ -149,6 +150,12 @@ const PLANTED: [Planted; 51] = [
         ..planted("state_too_large", "optimizer_state")
     },
     Planted { before: Before::Needed, ..planted("temporaries_too_large", "optimizer_temporaries") },
+    Planted {
+        before: Before::UntilThere,
+        figure: "reserved",
+        has_requests: true,
+        ..planted("graphs_kept", "graph_pools")
+    },
     Planted { figure: "reserved", has_requests: true, ..planted("a_stream_for_each_request", "streams") },
     Planted {
         before: Before::Needed,

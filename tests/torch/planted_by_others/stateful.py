@@ -1,6 +1,7 @@
 # Trains a stateful GRU: one optimizer step for each book, one backward pass for each page.
 import torch
 from torch import nn
+from common_models import APPLIED
 
 
 class Reader(nn.Module):
@@ -21,6 +22,8 @@ for book in range(2):
     for page in range(60):
         page = torch.zeros(48, 128, dtype=torch.long, device="cuda")
         logits, state = reader(page, state)
-        nn.functional.cross_entropy(logits.flatten(0, 1), page.flatten()).backward(retain_graph=True)
+        nn.functional.cross_entropy(logits.flatten(0, 1), page.flatten()).backward(retain_graph=not APPLIED)
+        if APPLIED:
+            state = state.detach()
     optimizer.step()
     optimizer.zero_grad()

@@ -12,12 +12,12 @@ use anyhow::Result;
 use gpumem_import::roles;
 use gpumem_import::torch_snapshot::Requests;
 use gpumem_model::escape::escape;
-use gpumem_replay::{Backend, Event, Release, Settings};
+use gpumem_replay::{Backend, Event, PoolId, Release, Settings};
 use gpumem_report::advice;
 use gpumem_report::explain::nearest;
 use model::{Model, Scale};
 pub(crate) use source::Target;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use trials::{Recorded, Trial};
 
 /// Settings that are tried if the user names none. Each reduces fragmentation or suits sizes that change from step to step; one
@@ -136,6 +136,15 @@ pub(crate) fn replay(target: Target<'_>, pid: Option<u32>, store: &StorePath) ->
     let mut trials: Vec<Trial> = sweep(&base, "", release, None).collect();
     recorded.replay(&mut trials, release, None)?;
     trials.sort_by_key(Trial::rank);
+    let one_pool = one_pool(&recorded.requests.events);
+    let one_pool = one_pool.map(|mut events| -> Result<advice::Trial> {
+        std::mem::swap(&mut recorded.requests.events, &mut events);
+        let mut trial = [Trial::new(String::new(), base.clone(), settings.clone())];
+        recorded.replay(&mut trial, release, None)?;
+        recorded.requests.events = events;
+        Ok(trial[0].advice())
+    });
+    let one_pool = one_pool.transpose()?;
     let mut streams = BTreeSet::new();
     for event in &mut recorded.requests.events {
         if let Event::Request { stream, .. } = event {
@@ -152,9 +161,34 @@ pub(crate) fn replay(target: Target<'_>, pid: Option<u32>, store: &StorePath) ->
         own: recorded.own.advice(),
         trials: trials.iter().map(Trial::advice).collect(),
         one_stream: one_stream.first().map(Trial::advice),
+        one_pool,
         is_exact: recorded.is_exact,
         error_bytes: recorded.error_bytes(),
     })
+}
+
+/// Returns the events with all private pools replaced by one; `None` if the program has fewer than two. The one that ends last, or
+/// never, is kept, because a shared pool lives as long as any of its graphs.
+fn one_pool(events: &[Event]) -> Option<Vec<Event>> {
+    let mut pools = BTreeSet::new();
+    let mut ends: BTreeMap<PoolId, usize> = BTreeMap::new();
+    for (at, event) in events.iter().enumerate() {
+        match event {
+            Event::Request { pool, .. } if *pool != 0 => _ = pools.insert(*pool),
+            Event::PoolEnds { pool } => _ = ends.insert(*pool, at),
+            _ => {}
+        }
+    }
+    let last = pools.iter().copied().max_by_key(|pool| ends.get(pool).copied().unwrap_or(usize::MAX))?;
+    let mut events = events.to_vec();
+    for event in &mut events {
+        match event {
+            Event::Request { pool, .. } if *pool != 0 => *pool = last,
+            Event::ScopeBegins { pool } | Event::ScopeEnds { pool } => *pool = last,
+            _ => {}
+        }
+    }
+    (pools.len() > 1).then_some(events)
 }
 
 /// Returns the variable that sets the allocator. Releases from 2.10 on read both variables, and prefer the new name.
@@ -204,7 +238,24 @@ fn parts(text: &str) -> Vec<&str> {
 
 #[cfg(test)]
 mod tests {
-    use super::merged;
+    use super::*;
+
+    fn request(id: u64, pool: PoolId) -> Event {
+        Event::Request { id, bytes: 512, stream: 0, pool, has_failed: false }
+    }
+
+    #[test]
+    fn graphs_share_the_pool_that_ends_last() {
+        let ends = |pool| Event::PoolEnds { pool };
+        let events = |pools: [PoolId; 2]| {
+            [request(1, 0), request(2, pools[0]), request(3, pools[1]), ends(1), ends(2)]
+        };
+        assert_eq!(one_pool(&events([1, 2])), Some(events([2, 2]).to_vec()));
+        assert_eq!(one_pool(&events([2, 1])), Some(events([2, 2]).to_vec()));
+        assert_eq!(one_pool(&events([1, 3])), Some(events([3, 3]).to_vec()), "the pool that never ends");
+        assert_eq!(one_pool(&events([2, 2])), None, "one pool");
+        assert_eq!(one_pool(&events([0, 0])), None, "no private pool");
+    }
 
     #[test]
     fn changes_replace_the_recorded_keys() {

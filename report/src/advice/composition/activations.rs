@@ -213,11 +213,26 @@ fn not_updated(device: &Device, parts: &Parts<'_>, module: NotUpdated<'_>) -> It
             format!("{} of activations and {} of gradients of this module", mib(activations), mib(gradients))
         }
     };
+    // Under autocast, a pass without gradients still keeps a copy in half precision of each float32 weight that requires gradients.
+    let inside = |tag: &str| is_inside(without_sum(tag), module.path);
+    let weights = parts.parameters_by_tag.iter().filter(|(tag, _)| inside(tag)).map(|(_, bytes)| *bytes);
+    let copies = match parts.sizes.parameter_kind() {
+        Some("float32") if module.is_apart => sum(weights) / 2,
+        _ => 0,
+    };
+    let formula = match copies {
+        ..MIB => formula,
+        _ => format!(
+            "{formula}; torch.no_grad() alone saves {} less under autocast, which keeps copies of the weights",
+            mib(copies)
+        ),
+    };
     // Gradients that pass through the module need its activations, and without them a pass still needs a few tensors.
-    let own = parts.by_tag.iter().filter(|(tag, _)| is_inside(without_sum(tag), module.path));
+    let own = parts.by_tag.iter().filter(|(tag, _)| inside(tag));
     let largest = own.map(|(_, bytes)| *bytes).max().unwrap_or(0);
     let needless = if module.is_apart { activations.saturating_sub(largest.saturating_mul(2)) } else { 0 };
     let least = needless.max(0).saturating_add(gradients).min(module.beyond_others);
+    let least = if needless > 0 { least.saturating_sub(copies).max(gradients) } else { least };
     item.estimated([least, activations.saturating_add(gradients)], formula)
 }
 

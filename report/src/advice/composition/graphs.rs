@@ -6,7 +6,7 @@ use super::parts::Parts;
 use crate::amounts::sum;
 use crate::autocast;
 use crate::model_sizes::ModelSizes;
-use crate::{Report, held};
+use crate::{Report, findings, held};
 use gpumem_model::cell::without_sum;
 use gpumem_model::growth::{Axis, LEAST_POINTS};
 use gpumem_model::names::Named;
@@ -36,8 +36,6 @@ const PASS_OF_MOST_SHARE: f64 = 0.03;
 const LEAST_LAYERS: usize = 6;
 /// Maximum of the bytes that outlive optimizer steps, as a factor of their median, if they do not grow.
 const STEADY: f64 = 1.5;
-/// Minimum share of the bytes that outlive optimizer steps whose division among the modules is that of activations.
-const SAME_MODULES_SHARE: f64 = 0.75;
 /// Maximum share of one module in these bytes.
 const MODULE_OF_KEPT_SHARE: f64 = 0.75;
 
@@ -179,12 +177,9 @@ pub(super) fn kept(report: &Report<'_>, device: &Device) -> Option<[i64; 2]> {
     // Most modules are known at the peak and during a backward pass.
     let [kept, activations] = with_both
         .max_by_key(|[kept, activations]| kept.keys().filter(|tag| activations.contains_key(*tag)).count())?;
-    let total = |tags: &BTreeMap<&str, i64>| sum(tags.values().copied()).max(1) as f64;
-    let share =
-        |tags: &BTreeMap<&str, i64>, tag: &str| tags.get(tag).copied().unwrap_or(0) as f64 / total(tags);
-    let same: f64 = kept.keys().map(|tag| share(&kept, tag).min(share(&activations, tag))).sum();
-    let largest = kept.keys().map(|tag| share(&kept, tag)).fold(0.0, f64::max);
-    if largest > MODULE_OF_KEPT_SHARE || same < SAME_MODULES_SHARE && !outlives_steps(device) {
+    let largest = kept.values().copied().max()? as f64 / sum(kept.values().copied()).max(1) as f64;
+    let is_same = findings::is_divided_alike(&kept, &activations);
+    if largest > MODULE_OF_KEPT_SHARE || !is_same && !outlives_steps(device) {
         return None;
     }
     // The graphs of new passes may be beside the old ones at the peak.

@@ -37,13 +37,19 @@ fn models(updated_gib: i64) -> String {
 #[test]
 fn part_that_no_optimizer_updates_needs_no_gradients() {
     let run = training(&HELD, &models(1));
-    assert_eq!(first(&run), Some((Kind::EvaluationGradients, [8, 14])));
+    assert_eq!(first(&run), Some((Kind::EvaluationGradients, [7, 14])));
     let mut optimizing = training(&HELD, &models(1));
     // Without the backbone's memory, this moment has 12 GiB.
     let amounts = Amounts::from(vec![(6, GIB), (7, GIB), (8, GIB), (12, 9 * GIB)]);
     optimizing.devices[0].details.timeline.points[5].amounts = amounts;
-    assert_eq!(first(&optimizing), Some((Kind::EvaluationGradients, [7, 14])), "19 GiB less 12");
-    let sentence = items(&run).remove(0).sentence();
+    assert_eq!(first(&optimizing), Some((Kind::EvaluationGradients, [6, 14])), "19 GiB less 12 and copies");
+    let mut half = training(&HELD, &models(1).replace("float32", "bfloat16"));
+    assert_eq!(first(&half), Some((Kind::EvaluationGradients, [8, 14])), "autocast copies no weights");
+    half.cells.swap(0, 1);
+    assert_eq!(first(&half), Some((Kind::EvaluationGradients, [2, 14])), "gradients pass through it");
+    let first_item = items(&run).remove(0);
+    assert!(first_item.formula.contains("saves 1,024 MiB less under autocast"), "{}", first_item.formula);
+    let sentence = first_item.sentence();
     assert!(sentence.starts_with("No optimizer updates Net/backbone: "), "{sentence}");
     let gradients = |held: &[(Role, &str, i64)], models: &str| {
         let items = items(&training(held, models)).into_iter();
@@ -72,7 +78,11 @@ fn no_gradient_passes_through_a_module_that_runs_before_all_trained_ones() {
         first(&run).map(|(_, [least, _])| least)
     };
     let (backbone, head) = ("Net/backbone/a", "Net/head");
-    assert_eq!(least([backbone, head], Phase::Forward), Some(8), "12 GiB less two tensors, and gradients");
+    assert_eq!(
+        least([backbone, head], Phase::Forward),
+        Some(7),
+        "12 GiB less two tensors and copies, and gradients"
+    );
     assert_eq!(least([head, backbone], Phase::Forward), Some(2), "the head's output may be its input");
     assert_eq!(least([backbone, "Net"], Phase::Forward), Some(2), "the head is never called");
     assert_eq!(least([backbone, head], Phase::Evaluation), Some(2), "no pass of training is known");
@@ -99,7 +109,11 @@ fn a_second_call_of_a_module_may_have_the_output_of_a_trained_one() {
     };
     let vgg = ["Vgg/a", "Vgg/b", "Vgg/c", "Vgg/d"].map(|tag| (Role::Activation, tag, 4));
     let net = [(Role::Activation, "Net", 1)];
-    assert_eq!(least(&[&vgg[..], &net].concat()), Some(9), "16 GiB less two tensors, and gradients");
+    assert_eq!(
+        least(&[&vgg[..], &net].concat()),
+        Some(8),
+        "16 GiB less two tensors and copies, and gradients"
+    );
     let target = [(Role::Activation, "Vgg/d", 1)];
     assert_eq!(least(&[&target, &net[..], &vgg].concat()), Some(1), "after a call under torch.no_grad()");
 }

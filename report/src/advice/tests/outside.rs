@@ -73,6 +73,15 @@ fn a_tenant_that_holds_more_is_the_first_advice_on_a_full_device() {
     assert_eq!(found[0].kind, Kind::OtherProcess, "{found:?}");
     assert_eq!(found[1].kind, Kind::LargeOutput, "the process's own memory");
     assert!(found[0].sentence().contains("(pid 7)"), "{}", found[0].sentence());
+    let since_ns = Some(60_000_000_000);
+    let (growth_bytes, growth_ns) = (Some(2 << 30), Some(30_000_000_000));
+    let holder =
+        Holder { pid: 7, user: Some("ana".into()), since_ns, growth_bytes, growth_ns, used_bytes: 10 << 30 };
+    run.devices[0].details.largest_tenant = Some(holder);
+    let first = items(&run).remove(0);
+    assert!(first.sentence().contains("(ana 7)"), "{}", first.sentence());
+    assert!(first.formula.starts_with("it holds 10,240 MiB and was first seen at "), "{}", first.formula);
+    assert!(first.formula.ends_with("; 2,048 MiB came in the last 30 s"), "{}", first.formula);
     let mut child = run.clone();
     child.process.facts.insert("ancestors".into(), "70,7,1".into());
     assert_eq!(items(&child)[0].kind, Kind::LargeOutput, "the process that started it is not a tenant");

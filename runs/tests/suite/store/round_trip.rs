@@ -365,6 +365,7 @@ fn oom(cells: usize) -> impl Strategy<Value = Oom> {
                 phase,
                 step: maybe[4],
                 passes_without_backward: maybe[3],
+                passes_after_first: maybe[3],
                 tracked_bytes,
                 amounts: amounts.into_iter().collect(),
                 predates_bytes,
@@ -437,6 +438,12 @@ fn device(cells: usize) -> impl Strategy<Value = Device> {
                 accounted_peak_bytes,
                 steps,
                 graphs: accounted_peak_bytes.unwrap_or(0),
+                largest_tenant: accounted_peak_bytes.map(|used| Holder {
+                    pid: 7,
+                    used_bytes: (used / 2) as i64,
+                    since_ns: Some(used),
+                    ..Holder::default()
+                }),
                 growth,
                 timeline,
                 iterations,
