@@ -1,7 +1,9 @@
 //! The ledger's entry: every record of every source goes through [`Ledger::observe`].
 
 mod oom_holders;
+mod output;
 mod readings;
+mod repeats;
 
 use crate::Map;
 use crate::base::device::{DeviceView, Faults, LastMinute, OpenReading};
@@ -14,6 +16,7 @@ use crate::oom::device::Listing;
 use crate::process::Process;
 use crate::process::account::Account;
 use crate::process::coverage::{EarlierRecords, parse_lines};
+use crate::process::view::ProcessView;
 use crate::samples::pending::ClosedSample;
 use gpumem_model::blocks::Blocks;
 use gpumem_model::iterations::Iterations;
@@ -22,6 +25,9 @@ use gpumem_model::program_data;
 use gpumem_model::run::{DeviceReading, Program};
 use gpumem_model::timeline::Timeline;
 use gpumem_wire::{Body, ClockKind, Reading, Record, Role, Stamp};
+use repeats::DoneReadings;
+pub use repeats::RepeatedSample;
+use std::cell::{Cell, RefCell};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::hint::black_box;
@@ -37,11 +43,6 @@ pub const PRELOADED: usize = 32;
 /// Time after an NVML reading (ns) at which its samples are closed without the records of a silent agent.
 pub const STALE_AFTER_NS: u64 = 500_000_000;
 
-fn place(accounts: &[Account], book: u8) -> AccountRef {
-    let book = usize::from(book);
-    accounts[book].device.map_or(AccountRef::Unnamed(book), AccountRef::Device)
-}
-
 /// Books the records of all sources, and returns snapshots of the sums.
 #[derive(Debug, Default)]
 pub struct Ledger {
@@ -53,6 +54,8 @@ pub struct Ledger {
     /// The last reading of each device during which its memory did not change, with the listed processes.
     pub(crate) listings: Map<usize, Arc<Listing>>,
     pub(crate) processes: Vec<Process>,
+    /// For each process, whether it lags: it has missed the last readings of its devices, which would not have changed its bytes.
+    lags: Vec<bool>,
     pub(crate) by_key: Map<ProcessKey, usize>,
     /// For each device, the indices of the processes with an account on it; an NVML reading of the device concerns only these.
     pub(crate) members: Vec<Vec<usize>>,
@@ -62,7 +65,12 @@ pub struct Ledger {
     pub(crate) clock: ClockKind,
     /// Wall-clock time minus record time (ns).
     pub(crate) wall_offset_ns: Option<i128>,
+    /// Completed readings, by index of the device.
+    readings: Vec<DoneReadings>,
+    /// Whether a process may need the next reading for its newest OOM entry.
+    pub(crate) awaits_reading: bool,
     samples: Vec<(ProcessKey, usize, Arc<ClosedSample>)>,
+    repeated: Vec<RepeatedSample>,
     windows: Vec<(ProcessKey, AccountRef, Window)>,
     /// Processes with pending samples, by the time (ns) at which the earliest reading of these samples ended.
     waiting: BinaryHeap<Reverse<(u64, usize)>>,
@@ -70,6 +78,10 @@ pub struct Ledger {
     last: Option<(ProcessKey, usize)>,
     /// Limits of the ledger's memory for processes, and the present use.
     pub(crate) quotas: Quotas,
+    /// Whether a process may have changed since the last snapshot.
+    pub(crate) has_changed: Cell<bool>,
+    /// Views of all processes in the last snapshot.
+    pub(crate) last_views: RefCell<Arc<[Arc<ProcessView>]>>,
     /// Whether processes keep their last blocks.
     keeps_blocks: bool,
     /// Whether later processes keep the roles of their freed blocks.
@@ -130,13 +142,17 @@ impl Ledger {
 
     #[inline]
     fn process(&mut self, key: ProcessKey) -> usize {
+        self.has_changed.set(true);
         if let Some((last, index)) = self.last
             && last == key
         {
             return index;
         }
         let index = match self.by_key.get(&key) {
-            Some(&index) => index,
+            Some(&index) => {
+                self.wake(index);
+                index
+            }
             None => {
                 let window_ns = if self.clock == ClockKind::Ordinal { 1 } else { WINDOW_NS };
                 let is_of_file = self.quotas.limits == Limits::NONE;
@@ -145,6 +161,7 @@ impl Ledger {
                 process.holdings.block_ring = self.keeps_blocks.then(Box::default);
                 process.holdings.freed_roles = self.keeps_roles.then(Vec::new);
                 self.processes.push(process);
+                self.lags.push(false);
                 self.by_key.insert(key, self.processes.len() - 1);
                 self.processes.len() - 1
             }
@@ -206,9 +223,11 @@ impl Ledger {
                 latest: None,
                 recent: LastMinute::default(),
                 agreed: None,
+                repeated: None,
                 faults: Faults::default(),
             });
             self.members.push(Vec::new());
+            self.readings.push(DoneReadings::default());
             self.devices.len() - 1
         });
         let Reading(total) = total_bytes;
@@ -252,6 +271,7 @@ impl Ledger {
                 let key = ProcessKey { pid: stamp.thread, start_ticks };
                 self.sample_process(stamp, key, used_bytes.0.ok_or(absence));
             }
+            Body::SameProcesses {} => self.same_processes(stamp),
             Body::SampleEnd { number, result } => self.end_sample(stamp, number, result),
             Body::AccountedPeak { start_ticks, .. } | Body::ProtectedSample { start_ticks, .. } => {
                 let index = self.process_of(stamp, start_ticks);
@@ -300,48 +320,11 @@ impl Ledger {
         }
     }
 
-    /// Moves closed samples and ended windows of a process to the lists that `take_samples` and `take_windows` return.
-    fn take_closed(&mut self, index: usize) {
-        let process = &mut self.processes[index];
-        for (book, sample) in process.samples.closed.drain(..) {
-            let Some(device) = process.accounts[usize::from(book)].device else { continue };
-            self.samples.push((process.key, device, sample));
-        }
-        for (book, window) in process.holdings.windows.drain(..) {
-            self.windows.push((process.key, place(&process.accounts, book), window));
-        }
-    }
-
-    /// Whether there are closed samples or ended windows to take. Both accumulate, so callers check this after each record.
-    #[inline]
-    pub fn has_output(&self) -> bool {
-        !self.samples.is_empty() || !self.windows.is_empty()
-    }
-
-    /// Returns the samples closed since the last call: process, index of the device in [`Ledger::devices`], sample.
-    pub fn take_samples(&mut self) -> std::vec::Drain<'_, (ProcessKey, usize, Arc<ClosedSample>)> {
-        self.samples.drain(..)
-    }
-
-    /// Returns the windows that ended since the last call, in the order of each process's records.
-    pub fn take_windows(&mut self) -> std::vec::Drain<'_, (ProcessKey, AccountRef, Window)> {
-        self.windows.drain(..)
-    }
-
-    /// Adds the open windows that have changed since the last call to the ended ones. The windows stay open.
-    pub fn end_windows(&mut self) {
-        for process in &mut self.processes {
-            for book in 0..process.holdings.books.len() {
-                if let Some(window) = process.holdings.books[book].partial_window() {
-                    self.windows.push((process.key, place(&process.accounts, book as u8), window));
-                }
-            }
-        }
-    }
-
     /// Removes a process and all its data, because its run has ended and is stored. A later record of it starts a new entry.
     pub fn remove_process(&mut self, key: ProcessKey) {
         let Some(index) = self.by_key.remove(&key) else { return };
+        self.has_changed.set(true);
+        self.lags.swap_remove(index);
         let mut gone = self.processes.swap_remove(index);
         self.quotas.release(&mut gone.memory_use, gone.coverage.full);
         let moved = self.processes.len();
@@ -359,6 +342,9 @@ impl Ledger {
             .map(|Reverse((since_ns, at))| Reverse((since_ns, if at == moved { index } else { at })))
             .collect();
         self.samples.retain(|(process, ..)| *process != key);
+        self.repeated.retain(|repeated| repeated.key != key);
+        self.open.values_mut().for_each(|reading| reading.has_removed = true);
+        self.readings.iter_mut().for_each(|readings| readings.drop_removed(&self.by_key));
         self.windows.retain(|(process, ..)| *process != key);
     }
 
@@ -366,8 +352,10 @@ impl Ledger {
     /// held now; marks, complete iterations and out-of-memory entries whose outcome is known are cleared. Everything else
     /// continues.
     pub fn begin_part(&mut self, key: ProcessKey, now_ns: u64) {
-        let process = self.by_key.get(&key).and_then(|&index| self.processes.get_mut(index));
-        if let Some(process) = process {
+        if let Some(&index) = self.by_key.get(&key) {
+            self.has_changed.set(true);
+            self.wake(index);
+            let process = &mut self.processes[index];
             process.forget_view();
             process.holdings.begin_part(now_ns);
             process.accounts.iter_mut().for_each(Account::restart_peaks);

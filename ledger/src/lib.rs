@@ -14,7 +14,7 @@ mod samples;
 mod snapshot;
 mod untrackable;
 
-pub use base::device::{AgreedReading, DeviceView, Fault, Faults, LastMinute, RECENT_NS};
+pub use base::device::{AgreedReading, DeviceView, Fault, Faults, LastMinute, RECENT_NS, RepeatedReading};
 pub use base::identity::{AccountRef, DeviceName, Origin, ProcessKey};
 pub use base::quota::{Limits, QuotaExceeded, RefusedRecords};
 pub use book::cells::{CellView, MAX_POINT_CELLS};
@@ -28,7 +28,7 @@ pub use history::counters::{MAX_COUNTER_POINTS, MAX_COUNTERS};
 pub use history::program_data::MAX_MARKS;
 pub use history::ranges::{MAX_RANGES, MAX_SPANS, MAX_SPANS_OF_FILE};
 pub use history::trend::TrendView;
-pub use ledger::{Ledger, PRELOADED, STALE_AFTER_NS};
+pub use ledger::{Ledger, PRELOADED, RepeatedSample, STALE_AFTER_NS};
 pub use process::coverage::{Blocked, Coverage, EarlierRecords, Facts};
 pub use process::view::{AccountView, PeakView, ProcessView};
 pub use rows::row::AnomalyCounts;

@@ -3,7 +3,8 @@
 use crate::base::device::DeviceView;
 use crate::ledger::Ledger;
 use crate::process::Process;
-use crate::process::view::ProcessView;
+use crate::process::view::{AccountView, ProcessView};
+use crate::samples::pending::ClosedSample;
 use gpumem_model::run::{Amounts, Clock};
 use gpumem_wire::ClockKind;
 use std::sync::Arc;
@@ -20,13 +21,20 @@ pub struct Snapshot {
     /// Wall-clock time of record time 0 (ns); absent without a clock.
     pub wall_offset_ns: Option<i128>,
     pub devices: Vec<DeviceView>,
-    /// Processes, sorted by key. Snapshots share the views of processes that have not changed in between.
-    pub processes: Vec<Arc<ProcessView>>,
+    /// Processes, sorted by key. Snapshots share the views of processes that have not changed in between, and the list if none has.
+    pub processes: Arc<[Arc<ProcessView>]>,
 }
 
 impl Snapshot {
     pub fn running(&self) -> impl DoubleEndedIterator<Item = &ProcessView> {
         self.processes.iter().map(Arc::as_ref).filter(|process| process.ended.is_none())
+    }
+
+    /// Returns the end of the last reading (ns) that had the values of an account's latest sample.
+    pub fn read_ns(&self, process: &ProcessView, account: &AccountView, sample: &ClosedSample) -> u64 {
+        let may_repeat = !process.coverage.covered && process.ended.is_none();
+        let device = account.device.filter(|_| may_repeat).and_then(|device| self.devices.get(device));
+        device.and_then(|device| device.confirmed_ns(sample.number)).unwrap_or(0).max(sample.t1_ns)
     }
 
     pub fn run_clock(&self) -> Clock {
@@ -47,14 +55,21 @@ impl Ledger {
             self.processes.len() > MAX_CHECKED || self.processes.iter().all(Process::has_true_view),
             "each change of a process removes or updates its view"
         );
-        let mut processes: Vec<_> = self.processes.iter().map(Process::shared_view).collect();
-        processes.sort_by_key(|process| process.key);
+        debug_assert!(
+            self.has_changed.get() || self.processes.iter().all(Process::has_current_view),
+            "each change of a process is noted for the list of views"
+        );
+        if self.has_changed.replace(false) {
+            let mut processes: Vec<_> = self.processes.iter().map(Process::shared_view).collect();
+            processes.sort_by_key(|process| process.key);
+            self.last_views.replace(processes.into());
+        }
         Snapshot {
             now_ns: self.now_ns,
             clock: self.clock,
             wall_offset_ns: self.wall_offset_ns,
             devices: self.devices.clone(),
-            processes,
+            processes: Arc::clone(&self.last_views.borrow()),
         }
     }
 }

@@ -109,6 +109,15 @@ impl RunBuilder {
             let series = self.processes.entry(key).or_default().series_mut(place, width_ns);
             series.add_tracked(start_ns, Extremes { min, max, last });
         }
+        for repeated in self.ledger.take_repeated() {
+            let process = self.processes.entry(repeated.key).or_default();
+            process.samples += repeated.t0_ns.len() as u64;
+            let used = repeated.used_bytes.ok().and_then(|used| i64::try_from(used).ok());
+            let series = process.series_mut(AccountRef::Device(repeated.device), width_ns);
+            for t0_ns in repeated.t0_ns {
+                series.add_sample(t0_ns, used, None, None, false);
+            }
+        }
         for (key, device, sample) in self.ledger.take_samples() {
             if sample.used_bytes != Err(Absence::NotListed)
                 && let Some(reading) = self.readings.entry(device, sample.number)
@@ -165,6 +174,7 @@ impl RunBuilder {
     }
 
     fn runs_where(&mut self, wanted: impl Fn(ProcessKey) -> bool, is_live: bool) -> Vec<(ProcessKey, Run)> {
+        self.ledger.catch_up_with(&wanted);
         self.ledger.end_windows();
         self.take_finished();
         let snapshot = self.ledger.snapshot();
@@ -435,7 +445,7 @@ impl Tenants {
                 tenants.entry((device, number)).or_insert_with(|| listed().unwrap_or_default());
             }
         }
-        for process in &snapshot.processes {
+        for process in snapshot.processes.iter() {
             for account in &process.accounts {
                 if let (Some(device), Some(sample)) = (account.device, &account.latest)
                     && sample.used_bytes != Err(Absence::NotListed)

@@ -159,6 +159,7 @@ fn body(kind: u8) -> Body<'static> {
         104 => Body::AccountedPeak { start_ticks: A, peak_bytes: B },
         105 => Body::DeviceFault { xid: C },
         106 => Body::ProtectedSample { start_ticks: A, protected_bytes: B },
+        107 => Body::SameProcesses {},
         108 => Body::ProcessMark { start_ticks: A, name: "warm-up over" },
         109 => Body::EarlierLife { start_ticks: A, events: B, lost: C, instance: 0 },
         112 => Body::Welcome { epoch: A, versions: B, capabilities: C },

@@ -155,7 +155,7 @@ fn children_of_a_launcher_are_one_job() {
     daemon.stop();
     let seen = replay(&daemon.recording);
     let truth = machine.truth();
-    for process in &seen.snapshot.processes {
+    for process in seen.snapshot.processes.iter() {
         assert_eq!(
             process.facts.claims.get("world_size").map(String::as_str),
             Some("2"),

@@ -346,6 +346,9 @@ records! {
     105 DeviceFault { xid: u64 => aux }
     /// Bytes protected by confidential computing, a part of those that NVML charges to pid `thread` on `device`.
     106 ProtectedSample { start_ticks: u64 => address, protected_bytes: u64 => bytes }
+    /// In a reading that has begun: all processes of the device's previous reading that this one has not named hold the same bytes.
+    /// Recordings have a `ProcessSample` for each of them instead.
+    107 SameProcesses { }
     /// A mark that was set from outside of process `thread`.
     108 ProcessMark { start_ticks: u64 => address, name: &'a str => payload }
 

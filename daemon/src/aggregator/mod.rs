@@ -23,7 +23,7 @@ pub(crate) use node_counters::Totals;
 use process_table::{Due, ProcessTable};
 pub(crate) use published::Published;
 pub use published::{ProcessFilter, Query, SnapshotReader};
-use recorder::{Recorder, without_ends};
+use recorder::{Recorder, append_for_recording};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -302,7 +302,7 @@ impl Aggregator {
         let (began, began_cpu) = (Instant::now(), batch.slot.as_ref().map(|_| clock::cpu()));
         let took = || began_cpu.map(|began| clock::cpu().saturating_sub(began)).unwrap_or_default();
         let mut rest = batch.frames.as_slice();
-        let (mut records, mut is_long, mut has_news) = (0, false, false);
+        let (mut records, mut is_long, mut has_news, mut recorded) = (0, false, false, Vec::new());
         if let Origin::Process(ProcessKey { pid, .. }) = batch.origin
             && self.processes.is_unidentified(pid)
             && begins_agent(&batch.frames)
@@ -338,6 +338,9 @@ impl Aggregator {
             self.builder.ledger().preload(batch.origin, next.iter().map(|(record, _)| record));
             for (record, after) in next.drain(..) {
                 has_news |= !matches!(record.body, Body::Watermark { .. });
+                if self.recorder.is_some() && batch.origin == Origin::Host {
+                    append_for_recording(&record, self.builder.ledger(), &mut recorded);
+                }
                 self.observe(batch.origin, &record);
                 (rest, records) = (after, records + 1);
                 // Processor time decides whether the batch is split: on a busy machine the elapsed time includes other work.
@@ -365,7 +368,7 @@ impl Aggregator {
             slot.release_after(took());
         }
         if let Some(recorder) = &self.recorder {
-            recorder.take(without_ends(batch));
+            recorder.take(if batch.origin == Origin::Host { Batch::of_host(recorded) } else { batch });
         }
         for key in self.processes.take_newcomers() {
             self.run_writer.request_earlier_counts(self.uid(key), key, self.earlier_counts.0.clone());
@@ -497,13 +500,18 @@ impl Aggregator {
             self.stats.heap_bytes.store(heap_bytes_in_use().unwrap_or(0), Ordering::Relaxed);
         }
         let snapshot = self.builder.ledger().snapshot();
-        self.counters.update(&snapshot);
+        let last = Arc::clone(&self.publisher.borrow());
+        let mut remembered_bytes = last.remembered_bytes;
+        if !Arc::ptr_eq(&snapshot.processes, &last.snapshot.processes) {
+            self.counters.update(&snapshot);
+            let (bytes, refused) = self.builder.ledger().memory_use();
+            let before = std::mem::replace(&mut self.refused, refused);
+            self.stats.add(Count::RefusedRows, refused.rows - before.rows);
+            self.stats.add(Count::RefusedOfUser, refused.user - before.user);
+            self.stats.add(Count::RefusedOfAll, refused.all - before.all);
+            remembered_bytes = bytes;
+        }
         let totals = self.counters.totals.clone();
-        let (remembered_bytes, refused) = self.builder.ledger().memory_use();
-        let before = std::mem::replace(&mut self.refused, refused);
-        self.stats.add(Count::RefusedRows, refused.rows - before.rows);
-        self.stats.add(Count::RefusedOfUser, refused.user - before.user);
-        self.stats.add(Count::RefusedOfAll, refused.all - before.all);
         self.publisher.send_replace(Arc::new(Published {
             at_ns: now_ns,
             made: Instant::now(),

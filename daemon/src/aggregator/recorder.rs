@@ -6,9 +6,9 @@
 use crate::aggregator::batch::Batch;
 use crate::clock;
 use crate::stats::{Count, Stats};
-use gpumem_ledger::Origin;
+use gpumem_ledger::Ledger;
 use gpumem_runs::recording::Writer;
-use gpumem_wire::frame;
+use gpumem_wire::{Absence, Body, Reading, Record, Stamp, frame};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -147,21 +147,24 @@ fn expand(path: &Path) -> PathBuf {
     }
 }
 
-/// Removes the records `ProcessGone` from a batch before it is recorded. The aggregator makes its own such record when it closes
-/// the run, which is later. The recording must have the record at that position.
-pub(super) fn without_ends(batch: Batch) -> Batch {
-    /// Kind of the record, which is at offset 60 of a frame.
-    const PROCESS_GONE: u8 = 101;
-    let mut frames = Vec::new();
-    let (mut rest, mut found) = (batch.frames.as_slice(), false);
-    while batch.origin == Origin::Host
-        && let Ok(Some((slot, _, after))) = frame::split_frame(rest)
-    {
-        match slot[60] {
-            PROCESS_GONE => found = true,
-            _ => frames.extend_from_slice(&rest[..rest.len() - after.len()]),
+/// Appends a record of the daemon's own sources to the frames for a recording.
+pub(super) fn append_for_recording(record: &Record<'_>, ledger: &Ledger, frames: &mut Vec<u8>) {
+    match record.body {
+        // The aggregator makes its own such record when it closes the run, which is later. The recording must have the record at
+        // that position.
+        Body::ProcessGone { .. } => {}
+        // A recording may begin after the reading to which this record refers.
+        Body::SameProcesses {} => {
+            for (key, used) in ledger.same_as_before(record.stamp.device) {
+                let body = Body::ProcessSample {
+                    start_ticks: key.start_ticks,
+                    used_bytes: Reading::of(used),
+                    absence: Absence::default(),
+                    lists: 0, // not known here
+                };
+                Record { stamp: Stamp { thread: key.pid, ..record.stamp }, body }.append_frame(frames);
+            }
         }
-        rest = after;
+        _ => record.append_frame(frames),
     }
-    if found { Batch { frames, ..batch } } else { batch }
 }

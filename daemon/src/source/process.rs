@@ -81,6 +81,8 @@ struct Table {
     users: facts::Users,
     /// Number of running processes without a pidfd.
     without_pidfd: usize,
+    /// Number of processes that were removed from `live`.
+    ends: u64,
     /// Whether facts of a process in `live` may have to be retried.
     has_late: bool,
 }
@@ -205,6 +207,19 @@ impl Processes {
         Ok(Some(key))
     }
 
+    /// Returns the number of processes that have ended so far, if all these processes run and a pidfd reports their ends. While
+    /// [`Processes::ends`] returns the same number, their pids identify them.
+    pub(crate) fn ends_if_live(&self, mut keys: impl Iterator<Item = ProcessKey>) -> Option<u64> {
+        let table = self.lock();
+        let is_live = |key| table.entry(key).is_some_and(|entry| entry.pidfd.is_some());
+        keys.all(is_live).then_some(table.ends)
+    }
+
+    /// Returns the number of processes that have ended so far.
+    pub(crate) fn ends(&self) -> u64 {
+        self.lock().ends
+    }
+
     /// Returns whether /proc shows that a process without a pidfd has ended; false if no file descriptor was free.
     fn has_ended(&self, key: ProcessKey) -> bool {
         let is_same = |stat: parse::Stat| stat.start_ticks == key.start_ticks && !stat.has_ended();
@@ -232,6 +247,7 @@ impl Processes {
     fn end(&self, table: &mut Table, key: ProcessKey) {
         let Some(entry) = table.live.remove(&key.pid) else { return };
         table.without_pidfd -= usize::from(entry.pidfd.is_none());
+        table.ends += 1;
         // The pidfd stays open until the exit status is available, and epoll would report it repeatedly.
         if let (Some(epoll), Some(pidfd)) = (&self.inner.epoll, &entry.pidfd) {
             let _ = epoll::delete(epoll, pidfd);

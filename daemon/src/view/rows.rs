@@ -180,7 +180,10 @@ impl<'a> RowMaker<'a> {
             tracked_bytes: tracked.map(|(tracked, _)| tracked),
             idle_bytes: tracked.map(|(_, amounts)| idle(amounts)),
             untrackable_bytes: sample.filter(|_| own).and_then(|sample| sample.untrackable_bytes()),
-            age_ms: sample.map(|sample| self.published.now_ns().saturating_sub(sample.t1_ns) / 1_000_000),
+            age_ms: sample.map(|sample| {
+                let read_ns = self.published.snapshot.read_ns(process, account, sample);
+                self.published.now_ns().saturating_sub(read_ns) / 1_000_000
+            }),
             why: consistent.absence.map(str::to_owned),
             command: command.filter(|_| own).map(|command| format!("{command}{rank}")),
             who,
@@ -309,7 +312,7 @@ mod tests {
     /// Returns the values of a process in `ps`, page and metrics, depending on its newest sample, its agent and the process list.
     fn shown(failed: bool, stale: bool, covered: bool, listed: bool) -> [String; 3] {
         let mut snapshot = ledger().snapshot();
-        let process = Arc::make_mut(&mut snapshot.processes[0]);
+        let process = Arc::make_mut(&mut Arc::make_mut(&mut snapshot.processes)[0]);
         Arc::make_mut(&mut process.coverage).covered = covered;
         let account = &mut process.accounts[0];
         assert!(account.complete.is_some() && account.complete == account.latest, "{account:?}");

@@ -3,6 +3,7 @@
 
 use crate::base::identity::{DeviceName, ProcessKey};
 use gpumem_model::run::DeviceReading;
+use std::sync::Arc;
 
 /// Maximum number of Xids (NVIDIA's fault codes) with a separate count. About a hundred exist, and a faulty device reports only a
 /// few.
@@ -74,9 +75,45 @@ pub(crate) struct OpenReading {
     pub first_used: Option<u64>,
     pub last: Option<DeviceReading>,
     pub device_samples: u32,
-    /// Used bytes of all listed processes; `None` if those of a process are unknown.
+    /// Used bytes of the processes in `processes`; `None` if those of a listed process are unknown.
     pub listed_bytes: Option<u64>,
+    /// Processes that the reading has named, with their used bytes; since `same` was set, if it was.
     pub processes: Vec<(ProcessKey, u64)>,
+    /// Processes of the reading before, with the bytes that they have in this one.
+    pub same: Option<Arc<[(ProcessKey, u64)]>>,
+    /// Whether the ledger has removed a process since the reading began.
+    pub has_removed: bool,
+    /// Whether the reading refers to one before it that is not known.
+    pub is_broken: bool,
+}
+
+impl OpenReading {
+    /// Returns whether the bytes of device and processes can be compared, if the reading ends with this result.
+    pub fn agrees(&self, result: u16) -> bool {
+        let (Some(first), Some(last)) = (self.first_used, self.last) else { return false };
+        // Unified memory changes all the time with the host's, so it is not compared; the value after the list counts.
+        let is_unchanged = last.unified || first == last.used_bytes;
+        is_unchanged
+            && self.device_samples >= 2
+            && result == 0
+            && !self.is_broken
+            && self.listed_bytes.is_some()
+    }
+
+    /// Returns the used bytes of all processes of the reading; `None` if those of one are unknown.
+    pub fn sum_of(&self, listed: &[(ProcessKey, u64)]) -> Option<u64> {
+        self.listed_bytes?;
+        listed.iter().try_fold(0_u64, |sum, (_, used)| sum.checked_add(*used))
+    }
+}
+
+/// The last reading of a device, if it found the processes without an agent as the reading before did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RepeatedReading {
+    /// Number of the first reading that found them so. Samples of this reading and of later ones are confirmed.
+    pub since: u64,
+    /// End of the reading (ns).
+    pub t1_ns: u64,
 }
 
 /// One device in a snapshot of the ledger.
@@ -92,7 +129,16 @@ pub struct DeviceView {
     pub recent: LastMinute,
     /// The last reading in which device memory was the same before and after the process list; absent if there was none.
     pub agreed: Option<AgreedReading>,
+    /// The last reading, if it only confirmed the samples of processes without an agent.
+    pub repeated: Option<RepeatedReading>,
     pub faults: Faults,
+}
+
+impl DeviceView {
+    /// Returns the end of the last reading (ns), if it confirmed the samples that processes without an agent have of this reading.
+    pub fn confirmed_ns(&self, number: u64) -> Option<u64> {
+        self.repeated.filter(|repeated| number >= repeated.since).map(|repeated| repeated.t1_ns)
+    }
 }
 
 /// Minimum time that [`LastMinute::range`] covers (ns).

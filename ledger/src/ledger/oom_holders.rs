@@ -26,10 +26,13 @@ impl Ledger {
         else {
             return;
         };
-        let holders = self.holders(index, device, &listing, &entry.record);
+        let record = entry.record.clone();
+        self.wake_members(device);
+        let holders = self.holders(index, device, &listing, &record);
         let ooms = &mut self.processes[index].ooms;
         // The next reading may be nearer.
         ooms.awaits_reading = holders.read_ns < time_ns;
+        self.awaits_reading |= ooms.awaits_reading;
         if let Some(entry) = ooms.entries.last_mut() {
             entry.record.device = Some(holders);
         }
@@ -45,20 +48,28 @@ impl Ledger {
     /// Keeps the process list of a reading for processes without an agent, and updates the newest OOM entries.
     pub(crate) fn remember_listing(&mut self, device: usize, listing: &Arc<Listing>) {
         let read_ns = listing.agreed.reading.time_ns;
-        for (key, _) in listing.listed.iter() {
-            let process = self.by_key.get(key).and_then(|&index| self.processes.get_mut(index));
-            if let Some(process) = process
-                && !process.coverage.covered
+        // Processes that lag get it when they catch up.
+        for at in 0..self.members[device].len() {
+            let index = self.members[device][at];
+            if self.lags[index] {
+                continue;
+            }
+            let process = &mut self.processes[index];
+            if !process.coverage.covered
+                && listing.used_by(process.key).is_some()
                 && let Some(book) = process.book_on(device)
             {
                 process.accounts[usize::from(book)].listing = Some(Arc::clone(listing));
             }
         }
-        for at in 0..self.members[device].len() {
-            let index = self.members[device][at];
-            if self.processes[index].ooms.awaits_reading {
-                self.record_nearer_holders(index, device, read_ns, listing);
+        if std::mem::take(&mut self.awaits_reading) {
+            for at in 0..self.members[device].len() {
+                let index = self.members[device][at];
+                if self.processes[index].ooms.awaits_reading {
+                    self.record_nearer_holders(index, device, read_ns, listing);
+                }
             }
+            self.awaits_reading = self.processes.iter().any(|process| process.ooms.awaits_reading);
         }
     }
 
@@ -74,6 +85,7 @@ impl Ledger {
         let is_nearer = read_ns.abs_diff(entry.record.time_ns) < before_ns.abs_diff(entry.record.time_ns);
         let holders = (is_nearer && listing.used_by(process.key).is_some())
             .then(|| self.holders(index, device, listing, &entry.record));
+        self.has_changed.set(true);
         let process = &mut self.processes[index];
         process.forget_view();
         let ooms = &mut process.ooms;
@@ -115,6 +127,7 @@ impl Ledger {
         for book in 0..self.processes[index].accounts.len() {
             let account = &self.processes[index].accounts[book];
             let (Some(device), Some(listing)) = (account.device, account.listing.clone()) else { continue };
+            self.wake_members(device);
             let least_free = listing.least_free_bytes();
             let mut record = Oom {
                 kind: OomKind::Suspected,

@@ -1,8 +1,9 @@
 //! NVML readings of the devices: from the begin of a reading, through its lists of processes, to its end.
 
-use crate::base::device::{AgreedReading, OpenReading};
+use crate::base::device::{AgreedReading, OpenReading, RepeatedReading};
 use crate::base::identity::ProcessKey;
 use crate::ledger::Ledger;
+use crate::ledger::repeats::updated;
 use crate::oom::device::Listing;
 use gpumem_model::run::DeviceReading;
 use gpumem_wire::{Absence, Stamp};
@@ -42,6 +43,9 @@ impl Ledger {
         self.open.insert(device, reading);
         for at in 0..self.members[device].len() {
             let index = self.members[device][at];
+            if self.lags[index] {
+                continue;
+            }
             let process = &mut self.processes[index];
             if process.ended.is_none()
                 && let Some(book) = process.book_on(device)
@@ -90,38 +94,57 @@ impl Ledger {
 
     pub(super) fn end_sample(&mut self, stamp: &Stamp, number: u64, result: u16) {
         let Some(&device) = self.host_slots.get(&stamp.device) else { return };
-        if self.open.get(&device).is_none_or(|reading| reading.number != number) {
-            return;
+        let Some(reading) = self.open.get(&device).filter(|reading| reading.number == number) else { return };
+        let is_repeated = reading.same.is_some() && reading.agrees(result) && !self.awaits_reading;
+        if !is_repeated {
+            self.wake_members(device);
         }
-        let Some(reading) = self.open.remove(&device) else { return };
-        let failed = result != 0;
-        self.devices[device].agreed = match (reading.first_used, reading.last, reading.listed_bytes) {
-            // Unified memory changes all the time with the host's, so it is not compared; the value after the list counts.
-            (Some(first), Some(last), Some(listed))
-                if (last.unified || first == last.used_bytes) && reading.device_samples >= 2 && !failed =>
-            {
-                let unaccounted_bytes = last.used_bytes.wrapping_sub(listed) as i64;
-                Some(AgreedReading { number, reading: last, unaccounted_bytes })
-            }
-            _ => None,
+        let Some(mut reading) = self.open.remove(&device) else { return };
+        let agrees = reading.agrees(result);
+        let failed = result != 0 || reading.is_broken;
+        let listed = match &reading.same {
+            Some(same) => updated(same, &reading.processes),
+            None => std::mem::take(&mut reading.processes).into(),
         };
-        if let Some(agreed) = self.devices[device].agreed {
-            let last = self.listings.get(&device).map(|last| &last.listed);
-            let listed = match last.filter(|last| ***last == *reading.processes) {
-                Some(last) => Arc::clone(last),
-                None => reading.processes.into(),
-            };
-            let listing = Arc::new(Listing::new(agreed, listed));
+        let agreed = reading.last.zip(reading.sum_of(&listed)).filter(|_| agrees).map(|(last, sum)| {
+            let unaccounted_bytes = last.used_bytes.wrapping_sub(sum) as i64;
+            AgreedReading { number, reading: last, unaccounted_bytes }
+        });
+        self.devices[device].agreed = agreed;
+        if let Some(agreed) = agreed {
+            let last = self.listings.get(&device).map(|last| &last.listed).filter(|last| **last == listed);
+            let listing =
+                Arc::new(Listing::new(agreed, last.cloned().unwrap_or_else(|| Arc::clone(&listed))));
             self.remember_listing(device, &listing);
             self.listings.insert(device, listing);
         }
+        let done = &mut self.readings[device];
+        done.count += 1;
+        done.listed = Some(listed).filter(|_| !failed && reading.listed_bytes.is_some());
+        if reading.has_removed {
+            done.drop_removed(&self.by_key);
+        }
+        let t1_ns = stamp.time_ns;
+        if is_repeated {
+            let since = done.since;
+            self.devices[device].repeated = Some(RepeatedReading { since, t1_ns });
+            self.miss_reading(device, number, reading.t0_ns, t1_ns);
+        } else {
+            done.missed.clear();
+            done.since = number;
+            self.devices[device].repeated = None;
+        }
         for at in 0..self.members[device].len() {
             let index = self.members[device][at];
+            if self.lags[index] {
+                continue;
+            }
             let process = &mut self.processes[index];
             if let Some(book) = process.book_on(device) {
-                process.end_sample(book, number, stamp.time_ns, failed);
+                process.end_sample(book, number, t1_ns, failed);
                 self.take_closed(index);
                 self.queue_stale_check(index);
+                self.end_turn(index, device, book);
             }
         }
     }

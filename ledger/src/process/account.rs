@@ -31,6 +31,8 @@ pub(crate) struct Account {
     /// Time of the last free that was subtracted from `predates` (ns).
     released_ns: u64,
     pub latest: Option<Arc<ClosedSample>>,
+    /// Position of the last reading in which the account was sampled, among the completed readings of its device.
+    pub position: u64,
     /// The latest sample with known `used` bytes; with an agent, also with known `tracked` bytes.
     pub complete: Option<Arc<ClosedSample>>,
     pub causes: Causes,

@@ -4,7 +4,7 @@ use crate::book::recent_past::BookChange;
 use crate::book::rounding::Rounding;
 use crate::process::Process;
 use crate::rows::row::{MAX_BYTES, is_charged};
-use crate::samples::pending::{PeakGap, Pending};
+use crate::samples::pending::{MissedReading, PeakGap, Pending};
 use crate::untrackable::change::SampleContext;
 use crate::untrackable::event::Names;
 use gpumem_wire::{Absence, Body, Flags, MemoryKind, Record};
@@ -64,6 +64,38 @@ impl Process {
             account.last_minute.add(t0_ns, used);
             account.listed_since_ns.get_or_insert(t0_ns);
         }
+    }
+
+    /// Returns whether the process may miss readings that do not change its bytes: it has no agent, and was sampled on all devices.
+    pub fn may_lag(&self) -> bool {
+        !self.coverage.covered
+            && self.ended.is_none()
+            && self.samples.pending.is_empty()
+            && self.accounts.iter().all(|account| account.device.is_none() || account.latest.is_some())
+    }
+
+    /// Adds readings that found the same bytes as the latest sample: first those that began at `earlier_ns`, then `last`.
+    pub fn repeat_sample(
+        &mut self,
+        book: u8,
+        used_bytes: Result<u64, Absence>,
+        earlier_ns: &[u64],
+        last: &MissedReading,
+    ) {
+        if let Ok(used) = used_bytes {
+            let account = &mut self.accounts[usize::from(book)];
+            for &t0_ns in earlier_ns {
+                account.last_minute.add(t0_ns, used);
+                if let Ok(used) = i64::try_from(used) {
+                    account.gaps.add(t0_ns, used, true);
+                }
+            }
+        }
+        self.begin_sample(book, last.number, last.t0_ns);
+        if used_bytes.is_ok() {
+            self.sample_used(book, last.number, last.t0_ns, used_bytes);
+        }
+        self.end_sample(book, last.number, last.t1_ns, false);
     }
 
     /// Handles the end of a reading; `failed`: NVML could not list the processes.

@@ -129,6 +129,10 @@ impl Process {
         view
     }
 
+    pub(crate) fn has_current_view(&self) -> bool {
+        matches!(&*self.view.borrow(), LastView::Current(_))
+    }
+
     pub(crate) fn has_true_view(&self) -> bool {
         match &*self.view.borrow() {
             LastView::None | LastView::Changed(_) => true,

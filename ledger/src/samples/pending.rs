@@ -76,6 +76,16 @@ pub struct PeakGap {
     pub parts: Option<UntrackableParts>,
 }
 
+/// A reading that some processes have missed, because their bytes were the same as before.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct MissedReading {
+    /// Position among the completed readings of the device.
+    pub position: u64,
+    pub number: u64,
+    pub t0_ns: u64,
+    pub t1_ns: u64,
+}
+
 /// Copy of the book at the begin of a reading.
 #[derive(Debug)]
 struct Mark {

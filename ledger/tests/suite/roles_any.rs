@@ -9,7 +9,6 @@ use gpumem_ledger::{Class, Ledger, Origin, ProcessView};
 use gpumem_wire::*;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 
 const POOL: u64 = 3;
 const BASE: u64 = 1 << 40;
@@ -734,7 +733,7 @@ impl Drive {
 
     fn view(&self) -> ProcessView {
         let processes = self.ledger.snapshot().processes;
-        Arc::unwrap_or_clone(processes.into_iter().find(|process| process.key == KEY).expect("it spoke"))
+        (**processes.iter().find(|process| process.key == KEY).expect("it spoke")).clone()
     }
 
     /// Returns role and bytes by tag; every block must have a single role.

@@ -3,6 +3,7 @@
 mod builder;
 mod export;
 mod parts;
+mod repeats;
 mod select;
 mod store;
 mod window;

@@ -220,6 +220,54 @@ impl FrameWriter {
     }
 }
 
+/// Process in a list of a poller: pid, used bytes, bit set of its lists.
+type Listed = (u32, u64, u8);
+
+/// The process list of a device in a poller's frames.
+#[derive(Debug, Default)]
+pub(crate) struct PollerList {
+    /// Processes of the last reading, sorted by pid; empty if the bytes of one are unknown.
+    last: Vec<Listed>,
+    /// Processes that the reading that has begun has named.
+    named: Vec<Listed>,
+    /// Whether the other processes of the reading are the same as in `last`.
+    is_same: bool,
+}
+
+impl PollerList {
+    /// Begins a reading.
+    pub fn begin(&mut self) {
+        self.named.clear();
+        self.is_same = false;
+    }
+
+    /// Adds a process that the reading names.
+    pub fn name(&mut self, pid: u32, used_bytes: gpumem_wire::Reading, lists: u8) {
+        self.named.extend(used_bytes.0.map(|used| (pid, used, lists)));
+    }
+
+    /// Returns the processes of the last reading that the present one has not named.
+    pub fn others(&mut self) -> Vec<Listed> {
+        self.is_same = true;
+        let is_named = |pid| self.named.iter().any(|(named, ..)| *named == pid);
+        self.last.iter().filter(|(pid, ..)| !is_named(*pid)).copied().collect()
+    }
+
+    /// Ends the reading, which becomes the last one.
+    pub fn end(&mut self) {
+        if std::mem::take(&mut self.is_same) {
+            for named in &self.named {
+                if let Ok(at) = self.last.binary_search_by_key(&named.0, |(pid, ..)| *pid) {
+                    self.last[at] = *named;
+                }
+            }
+        } else {
+            std::mem::swap(&mut self.last, &mut self.named);
+        }
+        self.named.clear();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

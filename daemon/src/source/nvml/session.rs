@@ -34,8 +34,10 @@ struct DeviceState {
     written: Option<Option<String>>,
     /// Time since which the GPU is unusable until it is reset (ns).
     lost_since_ns: Option<u64>,
-    /// Pids in the process lists that were last read successfully.
-    pids: Vec<u32>,
+    /// Processes in the lists that were last read successfully, sorted by pid.
+    listed: Vec<ProcessRow>,
+    /// Whether `listed` is from the last reading, and the bytes of all its processes are known.
+    can_repeat: bool,
     /// Whether the driver's accounting is on.
     is_accounting: bool,
     /// Pids and accounted peaks in bytes, as last written.
@@ -139,6 +141,13 @@ pub(crate) struct Session {
     events: Vec<(u16, Event)>,
     /// Error code if the first call of some device showed that the whole library is unusable.
     pub broken: Option<Code>,
+}
+
+impl ProcessRow {
+    /// Returns whether the row has the bytes of its process.
+    fn is_known(&self) -> bool {
+        self.bytes.is_some() && !self.is_refused
+    }
 }
 
 impl Session {
@@ -437,7 +446,11 @@ impl Session {
             Pids::ForeignBytes => (0, Some(Absence::WrongNamespace)),
             Pids::Foreign => (NOT_OUR_PID, Some(Absence::WrongNamespace)),
         };
-        for row in &self.rows {
+        let device = &self.devices[index];
+        let is_known = doubt.is_none() && self.rows.iter().all(ProcessRow::is_known);
+        let can_repeat = device.can_repeat && failed.is_none() && is_known;
+        let changed = if can_repeat { changed_rows(&device.listed, &self.rows) } else { None };
+        for row in changed.as_ref().unwrap_or(&self.rows) {
             let (bytes, absence) = match (doubt, row.bytes) {
                 (Some(doubt), _) => (None, doubt),
                 (None, Some(bytes)) => (Some(bytes), Absence::Unknown),
@@ -451,22 +464,26 @@ impl Session {
                 out.write(stamp(row.pid), Body::ProtectedSample { start_ticks, protected_bytes });
             }
         }
+        if changed.is_some() {
+            out.write(at(index, now), Body::SameProcesses {});
+        }
+        self.devices[index].can_repeat = failed.is_none() && is_known;
         let Some(code) = failed else {
             if self.devices[index].is_accounting && doubt.is_none() {
                 self.write_accounted_peaks(index, out);
             }
-            let pids = &mut self.devices[index].pids;
-            pids.iter().filter(|pid| !is_listed(&self.rows, **pid)).for_each(|pid| self.groups.forget(*pid));
-            pids.clear();
-            pids.extend(self.rows.iter().map(|row| row.pid));
+            let listed = &mut self.devices[index].listed;
+            let gone = listed.iter().filter(|row| !is_listed(&self.rows, row.pid));
+            gone.for_each(|row| self.groups.forget(row.pid));
+            std::mem::swap(listed, &mut self.rows);
             self.read_limits(index, out);
             self.read_load(index, out);
             return;
         };
         let absence = absence_of(code);
-        for &pid in self.devices[index].pids.iter().filter(|pid| !is_listed(&self.rows, **pid)) {
+        for row in self.devices[index].listed.iter().filter(|row| !is_listed(&self.rows, row.pid)) {
             let body = Body::ProcessSample { start_ticks, used_bytes: Reading::ABSENT, absence, lists: 0 };
-            out.write(stamp(pid), body);
+            out.write(stamp(row.pid), body);
         }
     }
 
@@ -496,6 +513,15 @@ impl Session {
 /// Returns a stamp for a record about the device with this index.
 fn at(index: usize, time_ns: u64) -> Stamp {
     Stamp { time_ns, device: index as u8, ..Stamp::default() }
+}
+
+/// Returns the rows that differ from those of the last reading; `None` if the processes differ, or if most rows do.
+fn changed_rows(last: &[ProcessRow], rows: &[ProcessRow]) -> Option<Vec<ProcessRow>> {
+    let is_same = last.len() == rows.len() && last.iter().zip(rows).all(|(last, row)| last.pid == row.pid);
+    let changed = last.iter().zip(rows).filter(|(last, row)| last != row);
+    let changed: Vec<ProcessRow> =
+        if is_same { changed.map(|(_, row)| *row).collect() } else { return None };
+    (changed.len() + 1 < rows.len()).then_some(changed)
 }
 
 fn is_listed(rows: &[ProcessRow], pid: u32) -> bool {

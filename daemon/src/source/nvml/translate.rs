@@ -1,8 +1,11 @@
 //! Converts the poller's frames to frames for the ledger ("the host's"). Devices keep their slots and readings their order
 //! across all pollers, and pids get their start times. Keeps the state that is needed when a poller is lost during a reading.
 
+#[cfg(test)]
+mod tests;
+
 use super::answer::{Code, HEALTH_EVENTS, HealthEventKind, List};
-use super::protocol::NOT_OUR_PID;
+use super::protocol::{NOT_OUR_PID, PollerList};
 use super::session::absence_of;
 use crate::clock::now_ns;
 use crate::nvml_status::{DeviceStatus, HealthEvent, NvmlCalls, NvmlStatus};
@@ -22,6 +25,13 @@ struct Readings {
     now: Vec<(ProcessKey, u8)>,
     /// Processes in the last successful reading, each with the bit set of its lists.
     last: Vec<(ProcessKey, u8)>,
+    /// Whether the reading that has begun has all processes of `last` and no others.
+    is_same: bool,
+    /// Whether a process of the reading that has begun was dropped, because it could not be identified.
+    is_cut: bool,
+    /// If the pids in `last` still identified their processes at the end of that reading: number of the poller, and the number of
+    /// processes that had ended by then.
+    proof: Option<(u64, u64)>,
     /// When a poller last ended a reading (ns). The reading may have failed, but all its calls had returned.
     ended_ns: u64,
     /// Time of the last memory reading (ns).
@@ -30,6 +40,10 @@ struct Readings {
 
 #[derive(Debug, Default)]
 pub(crate) struct PollerState {
+    /// Number of the poller, from 1 on.
+    number: u64,
+    /// Process list of each device, indexed by the device's slot in the poller's records.
+    lists: Vec<PollerList>,
     /// Number (slot) of each device in the host's records, indexed by the device's slot in the poller's records.
     slots: Vec<u8>,
     totals: NvmlCalls,
@@ -46,6 +60,8 @@ pub(crate) struct Translator {
     poller: PollerState,
     /// Number of the last reading.
     number: u64,
+    /// Number of pollers so far.
+    pollers: u64,
     /// Call totals of all pollers except the current one.
     before: NvmlCalls,
     /// Translated frames that have not been taken.
@@ -58,7 +74,8 @@ impl Translator {
     /// Begins translating for a new poller. Returns the state of the previous one, for [`Translator::resume_poller`].
     pub(crate) fn begin_poller(&mut self) -> PollerState {
         self.before = self.all_totals();
-        std::mem::take(&mut self.poller)
+        self.pollers += 1;
+        std::mem::replace(&mut self.poller, PollerState { number: self.pollers, ..PollerState::default() })
     }
 
     /// Returns to an earlier poller, whose state is `state`. Its buffered readings are dropped later, in `begin_reading`, if the
@@ -140,6 +157,17 @@ impl Translator {
             stamp.device = slot;
         }
         let index = usize::from(stamp.device);
+        if let Body::SameProcesses {} = body {
+            return self.take_same(record, index, processes);
+        }
+        if let Some(list) = self.poller.lists.get_mut(usize::from(record.stamp.device)) {
+            match body {
+                Body::SampleBegin { .. } => list.begin(),
+                Body::ProcessSample { used_bytes, lists, .. } => list.name(stamp.thread, used_bytes, lists),
+                Body::SampleEnd { .. } => list.end(),
+                _ => {}
+            }
+        }
         match &mut body {
             Body::SampleBegin { number } => match self.begin_reading(stamp.device, stamp.time_ns) {
                 Some(begun) => *number = begun,
@@ -159,6 +187,7 @@ impl Translator {
                 // No file descriptor was free to identify the process. Drop the sample, because it might be attributed to
                 // another process.
                 let Ok(key) = is_ours.then(|| processes.try_identify(stamp.thread)).transpose() else {
+                    self.readings.get_mut(index).into_iter().for_each(|readings| readings.is_cut = true);
                     return;
                 };
                 let key = key.flatten().unwrap_or(ProcessKey { pid: stamp.thread, start_ticks: 0 });
@@ -176,6 +205,7 @@ impl Translator {
                 }
             }
             Body::SampleEnd { number, result } => {
+                self.note_proof(index, *result == 0, processes);
                 self.timings.push((Timing::NvmlLists, std::mem::take(&mut stamp.context)));
                 match self.close_reading(index, stamp.time_ns, *result == 0) {
                     Some(open) => *number = open,
@@ -217,6 +247,7 @@ impl Translator {
         if let Some(readings) = self.readings.get_mut(index) {
             readings.open = Some(self.number);
             readings.now.clear();
+            (readings.is_same, readings.is_cut) = (false, false);
         }
         self.number
     }
@@ -227,15 +258,56 @@ impl Translator {
         let open = readings.open.take()?;
         readings.ended_ns = time_ns;
         if is_whole {
+            self.status.devices[index].list_read_ns = Some(time_ns);
+        }
+        if is_whole && readings.is_same {
+            for &(key, lists) in &readings.now {
+                readings.last.iter_mut().filter(|(known, _)| *known == key).for_each(|known| known.1 = lists);
+            }
+        } else if is_whole {
             std::mem::swap(&mut readings.now, &mut readings.last);
+        }
+        if is_whole && !(readings.is_same && readings.now.is_empty()) {
             let device = &mut self.status.devices[index];
-            device.list_read_ns = Some(time_ns);
             [device.drawing, device.mps] = [List::Graphics, List::Mps].map(|list| {
                 let listed = readings.last.iter().filter(|(_, lists)| lists & list.bit() != 0);
                 listed.map(|(key, _)| key.pid).collect()
             });
         }
         Some(open)
+    }
+
+    /// Handles the record of a reading whose other processes are the same as in the poller's last one. Passes it on if the ledger
+    /// has that reading and its pids still identify the same processes; otherwise translates a record for each process.
+    fn take_same(&mut self, record: &Record<'_>, index: usize, processes: &Processes) {
+        let place = usize::from(record.stamp.device);
+        let Some(others) = self.poller.lists.get_mut(place).map(PollerList::others) else { return };
+        if self.poller.skips_reading {
+            return;
+        }
+        let Some(readings) = self.readings.get_mut(index) else { return };
+        if !readings.is_cut && readings.proof == Some((self.poller.number, processes.ends())) {
+            readings.is_same = true;
+            self.write(Stamp { device: index as u8, ..record.stamp }, Body::SameProcesses {});
+            return;
+        }
+        for (pid, used, lists) in others {
+            let used_bytes = Reading::of(used);
+            let body = Body::ProcessSample { start_ticks: 0, used_bytes, absence: Absence::Unknown, lists };
+            self.take(&Record { stamp: Stamp { thread: pid, ..record.stamp }, body }, processes);
+        }
+    }
+
+    /// Notes at the end of a reading whether the next one may refer to it.
+    fn note_proof(&mut self, index: usize, is_whole: bool, processes: &Processes) {
+        let number = self.poller.number;
+        let Some(readings) = self.readings.get_mut(index) else { return };
+        if readings.is_same && is_whole {
+            return; // as proved before
+        }
+        let keys = readings.now.iter().map(|(key, _)| *key);
+        let ends = if is_whole && !readings.is_cut { processes.ends_if_live(keys) } else { None };
+        readings.proof = ends.map(|ends| (number, ends));
     }
 
     /// Counts a health event in the device's status. `tag` is the event's index in [`HEALTH_EVENTS`] plus one.
@@ -283,6 +355,7 @@ impl Translator {
         let place = usize::from(record.stamp.device);
         if self.poller.slots.len() <= place {
             self.poller.slots.resize(place + 1, NONE_DEVICE);
+            self.poller.lists.resize_with(place + 1, PollerList::default);
         }
         self.poller.slots[place] = slot;
         if slot == NONE_DEVICE {
@@ -387,8 +460,10 @@ impl Translator {
     fn end_reading(&mut self, slot: u8, absence: Absence, code: Code) {
         let Some(readings) = self.readings.get_mut(usize::from(slot)) else { return };
         let Some(number) = readings.open.take() else { return };
+        readings.proof = None;
         let stamp = Stamp { time_ns: now_ns(), device: slot, ..Stamp::default() };
-        for (key, _) in readings.last.iter().filter(|(key, _)| !contains(&readings.now, *key)) {
+        let is_named = |key| readings.is_same || contains(&readings.now, key);
+        for (key, _) in readings.last.iter().filter(|(key, _)| !is_named(*key)) {
             let (start_ticks, used_bytes) = (key.start_ticks, Reading::ABSENT);
             let body = Body::ProcessSample { start_ticks, used_bytes, absence, lists: 0 };
             Record { stamp: Stamp { thread: key.pid, ..stamp }, body }.append_frame(&mut self.out);

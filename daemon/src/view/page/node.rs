@@ -10,7 +10,7 @@ use crate::view::Health;
 use crate::view::rows::{ConsistentSample, RowMaker, Rows};
 use crate::view::text::clean;
 use crate::view::{Refused, ViewContext, ViewSettings, Viewer};
-use gpumem_ledger::{AccountView, Class, DeviceView, ProcessView};
+use gpumem_ledger::{AccountView, Class, DeviceView, ProcessView, Snapshot};
 use gpumem_model::control::{DeviceRow, ProcessRow};
 use gpumem_report::category::{OTHERS, Rules};
 use gpumem_report::names;
@@ -104,7 +104,7 @@ pub(super) fn node(
         if *count > MAX_ROWS {
             *used_bytes = used_bytes.saturating_add(row.used_bytes.unwrap_or(0));
         } else if with_processes {
-            processes.push(self::process(row, process, account, shown));
+            processes.push(self::process(row, process, account, (&published.snapshot, shown)));
         }
     }
     let device = |(at, (row, view)): (usize, &(DeviceRow, &DeviceView))| {
@@ -153,7 +153,12 @@ pub(super) fn node(
     node
 }
 
-fn process(row: &ProcessRow, process: &ProcessView, account: &AccountView, shown: &ViewSettings) -> Value {
+fn process(
+    row: &ProcessRow,
+    process: &ProcessView,
+    account: &AccountView,
+    (snapshot, shown): (&Snapshot, &ViewSettings),
+) -> Value {
     let ConsistentSample { sample, tracked: (_, amounts), .. } = ConsistentSample::of(account);
     let sample = sample.filter(|_| row.used_bytes.is_some());
     let predates = sample.filter(|_| row.untrackable_bytes.is_some()).map(|sample| sample.predates_bytes);
@@ -166,7 +171,7 @@ fn process(row: &ProcessRow, process: &ProcessView, account: &AccountView, shown
         "who": row.who.iter().map(|(name, value)| (name, clean(value))).collect::<BTreeMap<_, _>>(),
         "device": row.device,
         "flags": row.flags,
-        "time_ns": sample.map(|sample| sample.t1_ns),
+        "time_ns": sample.map(|sample| snapshot.read_ns(process, account, sample)),
         "used_bytes": row.used_bytes,
         "used_absence": row.why,
         "predates_bytes": predates,

@@ -1,6 +1,6 @@
 //! Series of devices.
 
-use super::families::{Labels, Series, families};
+use super::families::{Labels, Series, Since, families};
 use crate::aggregator::Published;
 use crate::stats::Family;
 use crate::view::Health;
@@ -89,6 +89,6 @@ pub(super) fn collect(published: &Published, health: &Health, out: &mut Series) 
         out.add(&FREE, &labels, reading.free_bytes);
         out.add(&SYSTEM, &labels, reading.system_reserved_bytes);
         out.add(&UNACCOUNTED, &labels, device.agreed.map(|agreed| agreed.unaccounted_bytes));
-        out.add_age(&AGE, &labels, reading.time_ns);
+        out.add_age(&AGE, &labels, Since { time_ns: reading.time_ns, reading: None });
     }
 }

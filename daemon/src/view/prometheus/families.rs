@@ -2,6 +2,7 @@
 
 use crate::stats::Family;
 use crate::view::text::{Label, Number};
+use gpumem_ledger::DeviceView;
 use std::sync::Arc;
 
 /// Makes a static for each family from its type, name, labels and help text, and the list `FAMILIES`.
@@ -78,8 +79,23 @@ struct Part {
     lines: usize,
     /// End of the lines in the text.
     end: usize,
-    /// For one line without its value, which is an age: the time (ns) at which the age was 0.
-    since_ns: Option<u64>,
+    /// For one line without its value, which is an age: when the age was 0.
+    since: Option<Since>,
+}
+
+/// The time at which an age was 0.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Since {
+    pub time_ns: u64,
+    /// Index of the device and number of the reading, if later readings that repeat it make the age 0 again.
+    pub reading: Option<(usize, u64)>,
+}
+
+impl Since {
+    fn time_ns(&self, devices: &[DeviceView]) -> u64 {
+        let confirmed = self.reading.and_then(|(device, number)| devices.get(device)?.confirmed_ns(number));
+        self.time_ns.max(confirmed.unwrap_or(0))
+    }
 }
 
 impl Series {
@@ -98,21 +114,21 @@ impl Series {
         self.push(family, labels, Some((name, &own.into())), value);
     }
 
-    /// Writes a series whose value is the time in seconds, at each scrape, since `since_ns`.
-    pub(crate) fn add_age(&mut self, family: &'static Family, labels: &Labels, since_ns: u64) {
+    /// Writes a series whose value is the time in seconds, at each scrape, since `since`.
+    pub(crate) fn add_age(&mut self, family: &'static Family, labels: &Labels, since: Since) {
         self.push_labels(family, labels, None);
-        self.end_line(family, Some(since_ns));
+        self.end_line(family, Some(since));
     }
 
     /// Ends a line, whose text has been written.
-    fn end_line(&mut self, family: &'static Family, since_ns: Option<u64>) {
+    fn end_line(&mut self, family: &'static Family, since: Option<Since>) {
         let end = self.text.len();
         self.lines += 1;
         match self.parts.last_mut() {
-            Some(last) if std::ptr::eq(last.family, family) && last.since_ns.or(since_ns).is_none() => {
+            Some(last) if std::ptr::eq(last.family, family) && last.since.or(since).is_none() => {
                 (last.lines, last.end) = (last.lines + 1, end);
             }
-            _ => self.parts.push(Part { family, lines: 1, end, since_ns }),
+            _ => self.parts.push(Part { family, lines: 1, end, since }),
         }
     }
 
@@ -171,8 +187,8 @@ fn first_lines(text: &str, count: usize) -> &str {
     last.map_or("", |(end, _)| &text[..=end])
 }
 
-/// Lines of a scrape, with [`Part::since_ns`].
-type Written<'s> = (&'s str, Option<u64>);
+/// Lines of a scrape, with [`Part::since`].
+type Written<'s> = (&'s str, Option<Since>);
 
 /// Bytes of an age, at most.
 const AGE_BYTES: usize = 24;
@@ -219,7 +235,7 @@ impl Families {
     }
 
     /// Returns the text, with room for `more` bytes. `now_ns`: the time from which ages are computed.
-    pub(crate) fn text(&self, now_ns: u64, more: usize) -> String {
+    pub(crate) fn text(&self, now_ns: u64, devices: &[DeviceView], more: usize) -> String {
         let mut families: Vec<(&Family, Vec<Written<'_>>)> = Vec::new();
         // The family of the next part mostly follows the family of the last one.
         let (mut last, mut bytes) = (0, more);
@@ -240,8 +256,8 @@ impl Families {
                 if part.lines > left {
                     text = first_lines(text, left);
                 }
-                families[last].1.push((text, part.since_ns));
-                bytes += text.len() + part.since_ns.map_or(0, |_| AGE_BYTES);
+                families[last].1.push((text, part.since));
+                bytes += text.len() + part.since.map_or(0, |_| AGE_BYTES);
                 (start, left) = (part.end, left.saturating_sub(part.lines));
             }
         }
@@ -252,10 +268,10 @@ impl Families {
             {
                 text.push_str(part);
             }
-            for (lines, since_ns) in lines {
+            for (lines, since) in lines {
                 text.push_str(lines);
-                if let Some(since_ns) = since_ns {
-                    (now_ns.saturating_sub(since_ns) as f64 / 1e9).push(&mut text);
+                if let Some(since) = since {
+                    (now_ns.saturating_sub(since.time_ns(devices)) as f64 / 1e9).push(&mut text);
                     text.push('\n');
                 }
             }
@@ -287,7 +303,7 @@ mod tests {
         families.add(others);
         assert_eq!(families.omitted, 1);
         assert_eq!(
-            families.text(0, 0),
+            families.text(0, &[], 0),
             "# HELP a_bytes A.\n# TYPE a_bytes gauge\na_bytes{pid=\"1\",user=\"a\\\"\\\\u{a}\"} 5\na_bytes -7\n\
              # HELP b_total B.\n# TYPE b_total counter\nb_total 6\n\
              b_total{pid=\"1\",user=\"a\\\"\\\\u{a}\",reason=\"x\"} 8\n"
@@ -307,7 +323,7 @@ mod tests {
         assert!(!families.add_whole(&owner(4), 0));
         assert!(families.add_whole(&owner(3), 0));
         assert_eq!(families.omitted, 0);
-        let text = families.text(0, 0);
+        let text = families.text(0, &[], 0);
         assert_eq!(
             text,
             "# HELP a_bytes A.\n# TYPE a_bytes gauge\na_bytes 0\na_bytes 0\na_bytes 1\na_bytes 2\n"
@@ -317,13 +333,17 @@ mod tests {
     #[test]
     fn ages_are_those_of_the_scrape() {
         let mut series = Series::default();
-        series.add_age(&AGE, &Labels::default().with("pid", "1"), 1_000_000_000);
+        series.add_age(
+            &AGE,
+            &Labels::default().with("pid", "1"),
+            Since { time_ns: 1_000_000_000, reading: None },
+        );
         series.add(&A, &Labels::default(), 3_u64);
         let series = Arc::new(series);
         for (now_ns, age) in [(1_500_000_000, "0.5"), (4_000_000_000, "3"), (0, "0")] {
             let mut families = Families::new(2);
             assert!(families.add_whole(&series, 0));
-            let text = families.text(now_ns, 0);
+            let text = families.text(now_ns, &[], 0);
             assert!(
                 text.contains(&format!("c_seconds{{pid=\"1\"}} {age}\n")) && text.ends_with("\na_bytes 3\n"),
                 "{text}"

@@ -60,7 +60,7 @@ fn scrape_as(context: &ViewContext, shown: ViewSettings) -> String {
     let processes = ProcessSeries::new(&published, &health, &shown, context.run_writer.findings());
     let folded = context.rendered.with(shown.tenants, |rendered| processes.write(rendered, &mut families));
     context.stats.add(Count::SeriesFolded, families.omitted);
-    let mut text = families.text(published.now_ns(), OWN_BYTES);
+    let mut text = families.text(published.now_ns(), &published.snapshot.devices, OWN_BYTES);
     own::write(context, &health, &published, folded, &mut text);
     context.stats.observe(Timing::Scrape, began.elapsed());
     text
@@ -84,5 +84,5 @@ pub(super) fn of_processes(published: &Published, health: &Health, shown: &ViewS
     let findings = Default::default();
     let processes = ProcessSeries::new(published, health, shown, &findings);
     RenderedProcesses::default().with(shown.tenants, |rendered| processes.write(rendered, &mut families));
-    families.text(published.now_ns(), 0)
+    families.text(published.now_ns(), &published.snapshot.devices, 0)
 }

@@ -63,7 +63,7 @@ pub(super) fn write(
     }
     let mut families = Families::new(usize::MAX);
     families.add(series);
-    text.push_str(&families.text(0, 0));
+    text.push_str(&families.text(0, &[], 0));
     match context.stats.text() {
         Ok(own) => text.push_str(&own),
         Err(error) => tracing::error!(%error, "metrics about the daemon itself are missing in this scrape"),

@@ -6,7 +6,7 @@
 
 use super::amounts::{self, Amounts};
 use super::devices;
-use super::families::{Families, Labels, Series, families};
+use super::families::{Families, Labels, Series, Since, families};
 use super::names::{EXTRA_CATEGORIES, EXTRA_TAGS, Names, REST};
 use super::rendered::{Parts, Rendered, Scope};
 use crate::aggregator::Published;
@@ -304,7 +304,9 @@ impl<'a> ProcessSeries<'a> {
 /// Writes the values that cannot be added to those of other processes.
 fn write_other(process: &ProcessView, account: &AccountView, labels: &Labels, out: &mut Series) {
     if let Some(sample) = ConsistentSample::of(account).sample {
-        out.add_age(&AGE, labels, sample.t1_ns);
+        let may_repeat = !process.coverage.covered && process.ended.is_none();
+        let reading = account.device.filter(|_| may_repeat).map(|device| (device, sample.number));
+        out.add_age(&AGE, labels, Since { time_ns: sample.t1_ns, reading });
     }
     if process.coverage.covered {
         out.add(&TRACKED_PEAK, labels, account.peak.tracked_bytes);

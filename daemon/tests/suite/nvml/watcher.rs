@@ -40,6 +40,8 @@ pub struct Seen {
     /// Peaks reported by accounting mode, in order, by device and pid.
     pub accounted: HashMap<(u8, u32), Vec<u64>>,
     pub faults: Vec<(u8, u64)>,
+    /// Number of readings that named only the processes with other bytes than before.
+    pub repeats: usize,
     /// When each reading of a device began.
     pub begun: HashMap<u8, Vec<u64>>,
     last_number: u64,
@@ -91,6 +93,14 @@ impl Seen {
                 self.started.insert(pid, start_ticks);
                 let rows = &mut self.open.get_mut(&device).expect("in a reading").1;
                 rows.push((pid, used_bytes.0.ok_or(absence), lists));
+            }
+            Body::SameProcesses {} => {
+                let rows = &mut self.open.get_mut(&device).expect("in a reading").1;
+                let last = self.rows[&device].iter();
+                let others: Vec<Row> =
+                    last.filter(|row| rows.iter().all(|named| named.0 != row.0)).copied().collect();
+                rows.extend(others);
+                self.repeats += 1;
             }
             Body::SampleEnd { number, result } => {
                 let (begun, mut rows) = self.open.remove(&device).expect("it had begun");

@@ -23,7 +23,6 @@ use gpumem_ledger::{
 };
 use gpumem_wire::*;
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 pub const KEY: ProcessKey = ProcessKey { pid: 42, start_ticks: 7 };
 /// `MemoryKind::Device`, the kind of nearly every allocation here.
@@ -214,8 +213,8 @@ impl Script {
     }
     pub fn process_of(&self, key: ProcessKey) -> ProcessView {
         let snapshot = self.ledger.snapshot();
-        let found = snapshot.processes.into_iter().find(|process| process.key == key);
-        Arc::unwrap_or_clone(found.expect("it is known"))
+        let found = snapshot.processes.iter().find(|process| process.key == key);
+        (**found.expect("it is known")).clone()
     }
     pub fn account(&self) -> AccountView {
         self.process().accounts.remove(0)

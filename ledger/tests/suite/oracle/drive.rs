@@ -6,7 +6,6 @@ use crate::common::{KEY, MIB, composition, sum, verify, verify_blocks};
 use gpumem_ledger::{AnomalyCounts, ClosedSample, Ledger, Origin, ProcessView};
 use gpumem_model::blocks::Block;
 use gpumem_wire::*;
-use std::sync::Arc;
 
 /// Next action; `a` and `b` select among existing objects.
 #[derive(Debug, Clone, Copy)]
@@ -146,7 +145,7 @@ impl Drive {
 
     pub fn view(&self) -> ProcessView {
         let processes = self.ledger.snapshot().processes;
-        Arc::unwrap_or_clone(processes.into_iter().find(|process| process.key == KEY).expect("it spoke"))
+        (**processes.iter().find(|process| process.key == KEY).expect("it spoke")).clone()
     }
 
     /// Called after every record.

@@ -141,7 +141,7 @@ impl Session {
         let (now, mut refused) = (now_ns(), None);
         let mut peaks = std::mem::take(&mut self.devices[index].peaks);
         let (rows, device) = (&self.rows, &self.devices[index]);
-        let ended = device.pids.iter().copied().filter(|&pid| !is_listed(rows, pid));
+        let ended = device.listed.iter().map(|row| row.pid).filter(|&pid| !is_listed(rows, pid));
         let pids: Vec<u32> = rows.iter().map(|row| row.pid).chain(ended).collect();
         for pid in pids {
             let Ok(peak) = self.gpus.accounted_peak(index, pid) else { continue };
@@ -176,8 +176,8 @@ impl Session {
         }
         device.limits_read_ns = Some(now);
         let mut groups = BTreeSet::new();
-        for &pid in &self.devices[index].pids {
-            let group = self.groups.of(pid, now, |pid| process::cgroup(Path::new("/proc"), pid));
+        for row in &self.devices[index].listed {
+            let group = self.groups.of(row.pid, now, |pid| process::cgroup(Path::new("/proc"), pid));
             if let Some(group) = group.filter(|group| !groups.contains(*group)) {
                 groups.insert(group.to_owned());
             }

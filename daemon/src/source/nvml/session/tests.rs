@@ -182,6 +182,30 @@ fn a_reading_is_memory_lists_memory() {
 }
 
 #[test]
+fn a_reading_names_the_processes_that_have_changed() {
+    let gpus = FakeGpus::new(1);
+    let mut run = run(&gpus);
+    let mut rows = |list: Result<&[(u32, u64)], Code>| -> Vec<String> {
+        let list = list.map(|list| list.iter().map(|&(pid, bytes)| charge(pid, bytes)).collect());
+        run.set(0, List::Compute, list);
+        let lines = run.reading(0).into_iter();
+        lines.filter(|line| line.starts_with("pid") || line.starts_with("Same")).collect()
+    };
+    let all = ["pid 10 1 lists 1", "pid 11 2 lists 1", "pid 12 3 lists 1"];
+    let same = "SameProcesses";
+    assert_eq!(rows(Ok(&[(10, 1), (11, 2), (12, 3)])), all);
+    assert_eq!(rows(Ok(&[(12, 3), (11, 2), (10, 1)])), [same]);
+    assert_eq!(rows(Ok(&[(10, 1), (11, 9), (12, 3)])), ["pid 11 9 lists 1", same]);
+    assert_eq!(rows(Ok(&[(10, 1), (11, 9), (12, 3)])), [same]);
+    assert_eq!(rows(Ok(&[(10, 1), (11, 2), (13, 3)])), [all[0], all[1], "pid 13 3 lists 1"]);
+    assert_eq!(rows(Ok(&[(10, 1), (11, 2)])), all[..2], "a process has left");
+    assert_eq!(rows(Err(Code::UNKNOWN)), ["pid 10 Unknown lists 0", "pid 11 Unknown lists 0"]);
+    assert_eq!(rows(Ok(&[(10, 1), (11, 2)])), all[..2], "the list before could not be read");
+    assert_eq!(rows(Ok(&[(10, 1), (11, 5000)])), ["pid 10 1 lists 1", "pid 11 Impossible lists 1"]);
+    assert_eq!(rows(Ok(&[(10, 1), (11, 5000)])), ["pid 10 1 lists 1", "pid 11 Impossible lists 1"]);
+}
+
+#[test]
 fn a_process_that_draws_and_computes_is_one() {
     let gpus = FakeGpus::new(1);
     let mut run = run(&gpus);
