@@ -344,7 +344,7 @@ impl Ledger {
         self.samples.retain(|(process, ..)| *process != key);
         self.repeated.retain(|repeated| repeated.key != key);
         self.open.values_mut().for_each(|reading| reading.has_removed = true);
-        self.readings.iter_mut().for_each(|readings| readings.drop_removed(&self.by_key));
+        self.readings.iter_mut().for_each(|readings| readings.has_removed = true);
         self.windows.retain(|(process, ..)| *process != key);
     }
 

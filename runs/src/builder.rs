@@ -2,21 +2,19 @@
 //! daemon use it. A cell of a run is one kind of memory (one tag, role, phase, ...); a moment is the state of a device at one
 //! time.
 
-use crate::readings::{ListedProcesses, ProcessSeries, Processes, Reading, RecentReadings};
+use crate::readings::{ProcessSeries, Processes, RecentReadings, complete};
+use crate::tenants::Tenants;
 use gpumem_ledger::{
     AccountRef, AccountView, CellView, ClosedSample, DeviceView, Ledger, Limits, Origin, ProcessKey,
     ProcessView, Snapshot, WINDOW_NS, Window, sparse,
 };
 use gpumem_model::coverage::PartStart;
 use gpumem_model::program_data::{ProgramData, SnapshotFigures};
-use gpumem_model::run::{
-    self, Caveat, Holder, MAX_TENANTS, Moment, OomKind, Run, Source, State, absence_name,
-};
+use gpumem_model::run::{self, Caveat, Moment, OomKind, Run, Source, State, absence_name};
 use gpumem_model::series::{Extremes, Series};
 use gpumem_model::units::thousands;
 use gpumem_wire::{Absence, ByeReason, ClockKind, Record};
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
 
 /// Receives the records that a reader of a file produces.
@@ -430,57 +428,6 @@ fn faults_of(process: &ProcessView, device: &DeviceView) -> Vec<(u64, u64)> {
     near.map(|fault| (fault.time_ns, fault.xid)).collect()
 }
 
-/// Processes that NVML listed, the largest first, by device and number of the reading.
-struct Tenants(BTreeMap<(usize, u64), ListedProcesses>);
-
-impl Tenants {
-    /// Returns the processes of the readings of the last samples of the `wanted` processes.
-    fn new(snapshot: &Snapshot, wanted: &[&Arc<ProcessView>], readings: &RecentReadings) -> Self {
-        let mut tenants = BTreeMap::<(usize, u64), ListedProcesses>::new();
-        for process in wanted {
-            let covered = process.coverage.covered;
-            let place = |account: &AccountView| Some((account.device?, complete(covered, account)?.number));
-            for (device, number) in process.accounts.iter().filter_map(place) {
-                let listed = || readings.get(device, number).map(Reading::listed);
-                tenants.entry((device, number)).or_insert_with(|| listed().unwrap_or_default());
-            }
-        }
-        for process in snapshot.processes.iter() {
-            for account in &process.accounts {
-                if let (Some(device), Some(sample)) = (account.device, &account.latest)
-                    && sample.used_bytes != Err(Absence::NotListed)
-                    && readings.get(device, sample.number).is_none()
-                    && let Some(listed) = tenants.get_mut(&(device, sample.number))
-                {
-                    listed.push((sample.used_bytes.ok(), process.key));
-                }
-            }
-        }
-        tenants.values_mut().for_each(|listed| listed.sort_by_key(|&(used, key)| (Reverse(used), key)));
-        Tenants(tenants)
-    }
-
-    /// Sets the other processes on a device of a run: the largest ones, and the number and sum of the rest.
-    fn fill_in(
-        &self,
-        ledger: &Ledger,
-        place: (usize, u64),
-        process: &ProcessView,
-        run_device: &mut run::Device,
-    ) {
-        let Some(listed) = self.0.get(&place) else { return };
-        let mut others = listed.iter().filter(|(_, key)| *key != process.key);
-        run_device.details.largest_tenant = others.clone().find_map(|&(used, key)| {
-            let used_bytes = i64::try_from(used?).unwrap_or(i64::MAX);
-            Some(Holder { pid: key.pid, used_bytes, ..ledger.holder(key, place.0) })
-        });
-        run_device.tenants = others.by_ref().take(MAX_TENANTS).map(|&(used, key)| (key.pid, used)).collect();
-        let (count, rest) = others
-            .fold((0, 0_u128), |(count, sum), (used, _)| (count + 1, sum + u128::from(used.unwrap_or(0))));
-        run_device.other_tenants = (count, u64::try_from(rest).unwrap_or(u64::MAX));
-    }
-}
-
 /// Returns whether an account (memory of a process on one device) has bytes to report.
 fn has_bytes(account: &AccountView) -> bool {
     account.tracked_bytes != 0
@@ -534,11 +481,6 @@ fn disagreement(device: &run::Device) -> Option<Caveat> {
         device.name
     );
     Some(Caveat { code: "accounting_disagrees".into(), text })
-}
-
-/// Returns the last sample with complete data. If an agent covers the process, that includes its tracked bytes.
-fn complete(covered: bool, account: &AccountView) -> Option<&ClosedSample> {
-    account.complete.as_deref().filter(|sample| sample.tracked_bytes.is_some() || !covered)
 }
 
 /// Returns the moment of the last complete sample; without one, the bytes tracked now.

@@ -9,4 +9,5 @@ mod readings;
 pub mod recording;
 pub mod requests;
 pub mod store;
+mod tenants;
 mod varint;

@@ -5,7 +5,7 @@
 //! and the search for a reading starts at the latest one.
 
 use crate::live_series::LiveSeries;
-use gpumem_ledger::{AccountRef, AgreedReading, ProcessKey};
+use gpumem_ledger::{AccountRef, AccountView, AgreedReading, ClosedSample, ProcessKey};
 use gpumem_model::coverage::PartStart;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -116,6 +116,11 @@ impl RecentReadings {
         let mut latest_first = self.devices.get(device)?.iter().rev();
         latest_first.find(|(known, _)| *known == number).map(|(_, reading)| reading)
     }
+}
+
+/// Returns the last sample with complete data. If an agent covers the process, that includes its tracked bytes.
+pub(crate) fn complete(covered: bool, account: &AccountView) -> Option<&ClosedSample> {
+    account.complete.as_deref().filter(|sample| sample.tracked_bytes.is_some() || !covered)
 }
 
 #[cfg(test)]

@@ -21,6 +21,10 @@ fn headings(text: &str) -> Vec<String> {
     let mut found = Vec::new();
     // The last line of `top` names its keys.
     for line in text.lines().filter(|line| !line.starts_with("? keys") && !line.starts_with("Esc")) {
+        // A narrow legend has one space before each sign.
+        let line = [" █", " ▓", " ."]
+            .iter()
+            .fold(line.to_owned(), |line, sign| line.replace(sign, &format!(" {sign}")));
         let cells: Vec<&str> = line.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect();
         if cells.get(1).is_some_and(is_amount) {
             found.push(cells[0].to_owned());

@@ -121,9 +121,8 @@ impl Ledger {
         let done = &mut self.readings[device];
         done.count += 1;
         done.listed = Some(listed).filter(|_| !failed && reading.listed_bytes.is_some());
-        if reading.has_removed {
-            done.drop_removed(&self.by_key);
-        }
+        done.has_removed = reading.has_removed;
+        done.drop_removed(&self.by_key);
         let t1_ns = stamp.time_ns;
         if is_repeated {
             let since = done.since;

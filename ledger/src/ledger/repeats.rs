@@ -29,12 +29,15 @@ pub(crate) struct DoneReadings {
     pub missed: VecDeque<MissedReading>,
     /// Number of the last reading that is not in `missed`.
     pub since: u64,
+    /// Whether the ledger has removed processes, which may still be in `listed`.
+    pub has_removed: bool,
 }
 
 impl DoneReadings {
-    /// Drops processes that the ledger has removed from the list.
+    /// Drops processes that the ledger has removed from the list. Once for many: each costs a pass over the list.
     pub fn drop_removed(&mut self, known: &Map<ProcessKey, usize>) {
-        if let Some(listed) = &mut self.listed
+        if std::mem::take(&mut self.has_removed)
+            && let Some(listed) = &mut self.listed
             && listed.iter().any(|(key, _)| !known.contains_key(key))
         {
             *listed = listed.iter().filter(|(key, _)| known.contains_key(key)).copied().collect();
@@ -73,6 +76,7 @@ impl Ledger {
     pub(super) fn same_processes(&mut self, stamp: &Stamp) {
         let Some(&device) = self.host_slots.get(&stamp.device) else { return };
         let Some(reading) = self.open.get_mut(&device) else { return };
+        self.readings[device].drop_removed(&self.by_key);
         let Some(listed) = &self.readings[device].listed else {
             // The reading before is not known, for example because this is the first one.
             reading.is_broken = true;
@@ -105,7 +109,7 @@ impl Ledger {
         };
         let named = |key| reading.processes.iter().any(|(named, _)| *named == key);
         let listed = self.readings[*device].listed.iter().flat_map(|listed| listed.iter());
-        listed.filter(|(key, _)| !named(*key)).copied().collect()
+        listed.filter(|(key, _)| self.by_key.contains_key(key) && !named(*key)).copied().collect()
     }
 
     /// Lets a process catch up and take part in the readings that have begun. It no longer lags.

@@ -73,8 +73,9 @@ fn every_one_of_many_live_processes_is_checkpointed_and_has_a_run_at_its_end() {
     assert_eq!(list(&path).iter().filter(|run| is_newest(run)).count(), MOST);
 
     gone(&mut node, MOST, now);
-    settle(&mut node, now + SECOND);
+    let mut now = now + SECOND;
     wait_for("all to be closed", || {
+        now = settle(&mut node, now);
         (node.context.stats.get(Count::RunsFinished) == MOST as u64).then_some(())
     });
     let over = list(&path).into_iter().filter(|run| matches!(run.state, State::Closed { .. }));
