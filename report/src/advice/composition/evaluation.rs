@@ -119,7 +119,7 @@ fn levels<'r>(report: &'r Report<'_>, device: &'r Device) -> Option<Levels<'r>> 
     let is_one_module = sums(added.iter().filter_map(is_of_module))
         .into_values()
         .any(|bytes| has_share(bytes, EXPLAINED_SHARE));
-    // What a line makes and frees within a step is no model, either, such as the distances of all pairs.
+    // Nor is a model what a line makes and frees within a step, such as the distances of all pairs.
     let is_of_line = |cell: &Cell| {
         let is_of_setup = cell.phase.as_deref() == Phase::Setup.name();
         is_role(cell, Role::Temporary) && !is_of_setup && cell.tag.as_deref().is_some_and(names::is_line)
