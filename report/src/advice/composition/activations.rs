@@ -19,7 +19,7 @@ const MODULE_SHARE: f64 = 0.4;
 /// Least saving by half the batch, as a divisor: two of three samples are left.
 const LEAST_OF_BATCH: i64 = 3;
 /// Minimum number of completed steps before one counts as an outlier, ...
-const LEAST_STEPS: u64 = 5;
+const LEAST_STEPS: u64 = 8;
 /// ... and minimum activations of it, as a factor of the most of an earlier step.
 const OUTLIER: f64 = 3.0;
 /// Parts into which the advice splits a large output.

@@ -82,11 +82,14 @@ fn of_parts(report: &Report<'_>, device: &Device, parts: &Parts<'_>, oom: Option
         Kind::OptimizerState => item.most().min(of_tables.unwrap_or(i64::MAX)),
         _ => item.most(),
     };
-    // Of changes with a small price, the one with the larger saving for sure.
-    let least = |item: &Item| item.saves_bytes.map_or(0, |[least, _]| least);
+    // Of those, the one with the larger saving for sure; a price must be worth it.
+    let value = |item: &Item| {
+        let sure = item.saves_bytes.map_or(0, |[least, _]| least).midpoint(rank(item));
+        if item.is_free() { sure } else { sure / 4 * 3 }
+    };
     items.sort_by_key(|item| {
         let is_first = is_first(item);
-        (!is_first, Reverse(if is_first { least(item).midpoint(rank(item)) } else { rank(item) }))
+        (!is_first, Reverse(if is_first { value(item) } else { rank(item) }))
     });
     // A request that failed was not held.
     for item in &mut items {
