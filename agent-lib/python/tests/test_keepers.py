@@ -19,7 +19,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from gpumem.torch import _observer  # noqa: E402
 from gpumem.torch._keepers import Held, find  # noqa: E402
-from gpumem.torch._objects import Deadline, count_references, referenced  # noqa: E402
+from gpumem.torch._objects import Deadline, class_text, count_references, referenced  # noqa: E402
 
 
 WITH_GIL = unittest.skipUnless(getattr(sys, "_is_gil_enabled", lambda: True)(), "without the GIL nothing is scanned")
@@ -328,6 +328,16 @@ class Cycles(unittest.TestCase):
         del one
         self.assertEqual(self.cycles(), [("Cyclic", 40, 40 * 1024)])
 
+    def test_views_of_memory_that_lives_are_not_named(self):
+        global THINGS
+        THINGS = tensors()
+        for data in THINGS:
+            view = Tensor()
+            view.held = data.held
+            Job(view)
+        del view, data
+        self.assertEqual([row.name.kind for row in rows()], ["global"])
+
     def test_objects_that_refer_to_each_other_are_named(self):
         for _ in range(10):
             node, owner = Store(None), Record([Store(tensors(4))])
@@ -513,6 +523,32 @@ class Harmless(unittest.TestCase):
         with self.assertRaises(TimeoutError):
             self.scanned(lambda torch: other())
         self.assertTrue(gc.isenabled())
+
+    @WITH_GIL
+    def test_errors_of_the_scan_do_not_reach_the_program(self):
+        def fails():
+            raise RecursionError("of the scan")
+
+        for module in ("gpumem.torch._keepers", "_gpumem_torch._keepers"):
+            own = type(fails)(fails.__code__, {"__name__": module, "RecursionError": RecursionError})
+            self.assertTrue(self.scanned(lambda torch, own=own: own()))
+
+    def test_an_interrupt_while_threads_are_stopped_restores_the_interpreter(self):
+        interval = sys.getswitchinterval()
+
+        def interrupted():
+            raise TimeoutError("of a signal handler")
+
+        with mock.patch.object(_observer.time, "monotonic", interrupted), self.assertRaises(TimeoutError):
+            with _observer._Alone():
+                self.fail("entered")
+        self.assertEqual((sys.getswitchinterval(), gc.isenabled()), (interval, True))
+
+    def test_classes_without_a_module_have_no_name(self):
+        kind = eval("type('Nameless', (), {})", {})
+        self.assertEqual(class_text(kind, "__module__"), "")
+        kind.__module__ = Hostile()
+        self.assertEqual(class_text(kind, "__module__"), "")
 
     @WITH_GIL
     def test_no_other_thread_and_no_collection_runs_during_a_scan(self):

@@ -77,7 +77,11 @@ impl Ledger {
     #[cold]
     fn record_nearer_holders(&mut self, index: usize, device: usize, read_ns: u64, listing: &Listing) {
         let process = &self.processes[index];
-        let Some(entry) = process.ooms.entries.last() else { return };
+        let Some(entry) = process.ooms.entries.last() else {
+            // Its run began a new part meanwhile.
+            self.processes[index].ooms.awaits_reading = false;
+            return;
+        };
         if process.accounts[usize::from(entry.book)].device != Some(device) {
             return;
         }

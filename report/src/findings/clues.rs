@@ -68,8 +68,10 @@ pub(super) fn text_of(keeper: &Keeper) -> String {
     let traceback = if keeper.in_traceback { "the tracebacks of exceptions in " } else { "" };
     let bytes = signed(keeper.bytes);
     let size = if bytes >= 1 << 20 { format!(", {} MiB", mib(bytes)) } else { String::new() };
+    // A graph that lives keeps tensors, too, and no release shows that to Python.
+    let but = if keeper.with_graph > 0 { ", but for those of a living graph" } else { "" };
     match keeper.is_cycle() {
-        true => format!("kept by {}: {}{size}; gc.collect() frees them", keeper.title(), keeper.count()),
+        true => format!("kept by {}: {}{size}; gc.collect() frees them{but}", keeper.title(), keeper.count()),
         false => format!("kept by {traceback}the {}: {}{size}", keeper.title(), keeper.count()),
     }
 }

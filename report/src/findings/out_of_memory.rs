@@ -326,7 +326,10 @@ impl<'r> Request<'r> {
         // A single pass more than in every earlier step is of an evaluation, too: it begins while the result of the last pass is kept.
         let usual = rows.iter().map(|row| row.passes_at_once).max().filter(|usual| *usual > 0);
         let steps = rows.iter().map(|row| row.count).sum::<u64>();
-        let is_first_evaluation = steps >= LEAST_STEPS && usual.is_some_and(|usual| passes > usual);
+        // A pass whose request failed may be repeated with the same batch.
+        let is_first_failure = gpumem_model::oom::times(&self.device.details.ooms) <= 1;
+        let is_first_evaluation =
+            steps >= LEAST_STEPS && usual.is_some_and(|usual| passes > usual) && is_first_failure;
         let is_in_many = passes >= STEPS_AT_ONCE as u64 || is_first_evaluation;
         let is_much = of_a_step > 0 && bytes / STEPS_AT_ONCE >= of_a_step && is_in_many;
         let keeper = clues::keeper(self.oom, bytes, true);

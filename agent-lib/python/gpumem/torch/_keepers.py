@@ -242,7 +242,11 @@ class Search:
         known = Counter(map(id, chain(self.found.values(), self.single.values())))
         excluded = self.running.frames | self.globals.keys() | {id(self.found), id(self.single)}
         found = _cycles.find(self.kinds, self.table, known, excluded, self.deadline)
-        return [(self._row(name, "", held, False, False), held) for name, held in found.items()]
+        # The storage of a view is not freed with it.
+        of_cycles = set(chain.from_iterable(found.values()))
+        elsewhere = {one.storage for address, one in self.table.items() if address not in of_cycles}
+        kept = {name: {one for one in held if self.table[one].storage not in elsewhere} for name, held in found.items()}
+        return [(self._row(name, "", held, False, False), held) for name, held in kept.items() if held]
 
     def _row(self, name: Name, container: str, held: Set[int], in_traceback: bool, is_partial: bool) -> Row:
         by_storage = {self.table[address].storage: self.table[address].bytes for address in held}

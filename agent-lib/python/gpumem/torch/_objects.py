@@ -89,7 +89,11 @@ def children(module: Any) -> Iterator[Tuple[str, Any]]:
 
 
 def class_text(kind: type, attribute: str) -> str:
-    return str(type.__dict__[attribute].__get__(kind))
+    try:
+        found = type.__dict__[attribute].__get__(kind)
+    except AttributeError:  # some classes of extensions, and those made without globals, have no module
+        return ""
+    return found if type(found) is str else ""
 
 
 def members(kind: type) -> List[Dict[str, Any]]:

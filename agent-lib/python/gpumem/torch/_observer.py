@@ -20,14 +20,23 @@ SCANS = 3
 #: Maximum interval at which the program lets threads change, in seconds; see `_Alone`.
 _SLOWEST_SWITCH = 0.05
 #: Maximum number of tracked objects, and of references from lists, tuples, dicts and sets.
-_MOST_OBJECTS, _MOST_REFERENCES = 4_000_000, 20_000_000
+_MOST_OBJECTS, _MOST_REFERENCES = 2_000_000, 10_000_000
+#: Packages whose errors are those of the scan; the last one is this package inside of the agent's library.
+_OWN = ("gpumem", "torch", "_gpumem_torch")
+#: Numbers of tools of `sys.monitoring` that see each call: debuggers, coverage, profilers.
+_SEEING_TOOLS = range(3)
 
 
-def _tensors(torch: Any) -> List[Tuple[Any, Held]]:
-    """Returns the tensors on GPUs that Python objects refer to, except those of models, gradients and optimizers."""
+def _tensors(torch: Any, deadline: Deadline) -> List[Tuple[Any, Held]]:
+    """Returns the tensors on GPUs that Python objects refer to, except those of models, gradients and optimizers.
+
+    Returns none if the time is over.
+    """
     # Most tensors of a graph are kept by the graph alone, and end with it on any thread.
     plain_addresses = set(map(id, instances([torch.Tensor])))
     kept = referenced(plain_addresses) | (Running().names.keys() & plain_addresses)
+    if deadline.is_over():
+        return []
     modules, optimizers = classes(torch.nn.Module), classes(torch.optim.Optimizer)
     objects = instances([torch.Tensor, torch.nn.Parameter, *modules, *optimizers])
     of_modules, of_optimizers = set(map(id, modules)), set(map(id, optimizers))
@@ -84,6 +93,9 @@ def _may_scan() -> bool:
     """Returns whether a scan disturbs nobody: other threads wait for the GIL, and no function of the program sees each call."""
     has_gil = bool(getattr(sys, "_is_gil_enabled", lambda: True)())
     is_seen = sys.gettrace() is not None or sys.getprofile() is not None
+    monitoring = getattr(sys, "monitoring", None)  # since 3.12
+    if monitoring is not None:
+        is_seen = is_seen or any(monitoring.get_tool(number) is not None for number in _SEEING_TOOLS)
     return has_gil and not is_seen and sys.getswitchinterval() <= _SLOWEST_SWITCH
 
 
@@ -99,13 +111,17 @@ class _Alone:
         self.collects = gc.isenabled()
 
     def __enter__(self) -> None:
-        sys.setswitchinterval(SECONDS)
-        # A thread that waits already asks for the GIL after the old interval. It gets it now, while nothing is held.
-        end = time.monotonic() + 2 * self.interval
-        while time.monotonic() < end:
-            pass
-        self.collects = gc.isenabled()
-        gc.disable()
+        try:
+            sys.setswitchinterval(SECONDS)
+            # A thread that waits already asks for the GIL after the old interval. It gets it now, while nothing is held.
+            end = time.monotonic() + 2 * self.interval
+            while time.monotonic() < end:
+                pass
+            self.collects = gc.isenabled()
+            gc.disable()
+        except BaseException:  # of a signal handler
+            self.__exit__()
+            raise
 
     def __exit__(self, *_: Any) -> None:
         if self.collects:
@@ -119,7 +135,7 @@ def _is_own(error: BaseException) -> bool:
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     module = trace.tb_frame.f_globals.get("__name__") if trace is not None else __name__
-    return type(module) is str and module.partition(".")[0] in ("gpumem", "torch")
+    return type(module) is str and module.partition(".")[0] in _OWN
 
 
 class Keepers:
@@ -162,15 +178,15 @@ class Keepers:
             try:
                 with _Alone():
                     self._scan(sys.modules["torch"])
-            except Exception as error:
-                if not _is_own(error):
+            except BaseException as error:
+                if not isinstance(error, Exception) or not _is_own(error):
                     # Without the frames of the scan, whose variables refer to objects of the program.
                     raise error.with_traceback(None)
 
     def _scan(self, torch: Any) -> None:
         deadline = Deadline()
-        if count_objects() <= _MOST_OBJECTS and count_references() <= _MOST_REFERENCES:
-            tensors = _tensors(torch)
+        if count_objects() <= _MOST_OBJECTS and count_references() <= _MOST_REFERENCES and not deadline.is_over():
+            tensors = _tensors(torch, deadline)
             with torch._C.DisableTorchFunction():
                 rows = find(tensors, (torch.Tensor,), deadline)
             if rows:

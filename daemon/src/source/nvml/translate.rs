@@ -192,7 +192,9 @@ impl Translator {
                 };
                 let key = key.flatten().unwrap_or(ProcessKey { pid: stamp.thread, start_ticks: 0 });
                 *start_ticks = key.start_ticks;
-                if let Some(readings) = self.readings.get_mut(index) {
+                if let Some(readings) =
+                    self.readings.get_mut(index).filter(|readings| readings.open.is_some())
+                {
                     // Lists are mostly in the order of the last one.
                     let same_place = readings.last.get(readings.now.len());
                     let is_known = || {
@@ -285,7 +287,9 @@ impl Translator {
         if self.poller.skips_reading {
             return;
         }
-        let Some(readings) = self.readings.get_mut(index) else { return };
+        let Some(readings) = self.readings.get_mut(index).filter(|readings| readings.open.is_some()) else {
+            return;
+        };
         if !readings.is_cut && readings.proof == Some((self.poller.number, processes.ends())) {
             readings.is_same = true;
             self.write(Stamp { device: index as u8, ..record.stamp }, Body::SameProcesses {});
@@ -302,6 +306,10 @@ impl Translator {
     fn note_proof(&mut self, index: usize, is_whole: bool, processes: &Processes) {
         let number = self.poller.number;
         let Some(readings) = self.readings.get_mut(index) else { return };
+        if readings.open.is_none() {
+            readings.proof = None; // the ledger has only a part of it
+            return;
+        }
         if readings.is_same && is_whole {
             return; // as proved before
         }

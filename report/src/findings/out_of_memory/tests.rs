@@ -79,7 +79,7 @@ fn growth_of_the_tensor_that_is_requested_comes_first() {
 
 #[test]
 fn a_pass_more_than_in_all_steps_is_of_an_evaluation() {
-    let kind = |gib: i64, steps: u64, passes: u64| {
+    let kind_of = |gib: i64, steps: u64, passes: u64, failures: u64| {
         let activation =
             Cell { role: Role::Activation.name().map(Into::into), ..cell(Class::Block, "Net/a") };
         let mut run = failed(vec![activation], &[gib], 6);
@@ -94,12 +94,15 @@ fn a_pass_more_than_in_all_steps_is_of_an_evaluation() {
         };
         device.details.iterations.rows = (0..steps).map(row).collect();
         device.details.ooms[0].passes_without_backward = Some(passes);
+        device.details.ooms[0].count = failures;
         causes_of(&run).remove(0).kind
     };
+    let kind = |gib, steps, passes| kind_of(gib, steps, passes, 1);
     assert_eq!(kind(8, 8, 2), Kind::NoBackward);
     assert_eq!(kind(8, 8, 1), Kind::TooLarge, "a larger batch");
     assert_eq!(kind(4, 8, 2), Kind::TooLarge, "the activations of two passes");
     assert_eq!(kind(8, 4, 2), Kind::TooLarge, "few steps");
+    assert_eq!(kind_of(8, 8, 2, 2), Kind::TooLarge, "the same batch again");
 }
 
 #[test]

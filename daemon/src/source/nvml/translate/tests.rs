@@ -119,3 +119,30 @@ fn short_reading_refers_to_a_reading_of_the_same_poller() {
     scene.said();
     assert_eq!(scene.reading(&[], true), ALL.map(Some), "the ledger has no whole reading before it");
 }
+
+/// A poller that hangs in the middle of a reading is replaced; the rest of the reading arrives after it is back.
+#[test]
+fn reading_that_was_ended_in_its_middle_proves_nothing() {
+    let mut scene = Scene::new();
+    scene.reading(&ALL, false);
+    let row = |scene: &mut Scene, (place, used): (usize, u64)| {
+        let (used_bytes, absence) = (Reading::of(used), Absence::Unknown);
+        let body = Body::ProcessSample { start_ticks: 0, used_bytes, absence, lists: 1 };
+        scene.say(scene.children[place].id(), body);
+    };
+    scene.say(0, Body::SampleBegin { number: 98 });
+    row(&mut scene, (0, 11));
+    let first = scene.begin_poller();
+    scene.translator.end_readings(&[]);
+    scene.translator.resume_poller(first);
+    row(&mut scene, (1, 21));
+    row(&mut scene, (2, 31));
+    scene.say(0, Body::SampleEnd { number: 98, result: 0 });
+    scene.said();
+    assert_eq!(
+        scene.reading(&[], true),
+        [(0, 11), (1, 21), (2, 31)].map(Some),
+        "the ledger has a part of the reading"
+    );
+    assert_eq!(scene.reading(&[], true), [None]);
+}
