@@ -231,9 +231,8 @@ fn not_updated(device: &Device, parts: &Parts<'_>, module: NotUpdated<'_>) -> It
     let own = parts.by_tag.iter().filter(|(tag, _)| inside(tag));
     let largest = own.map(|(_, bytes)| *bytes).max().unwrap_or(0);
     let needless = if module.is_apart { activations.saturating_sub(largest.saturating_mul(2)) } else { 0 };
-    let least = needless.max(0).saturating_add(gradients);
-    let least = if needless > 0 { least.saturating_sub(copies).max(gradients) } else { least };
-    let least = least.min(module.beyond_others);
+    let least = needless.max(0).saturating_add(gradients).min(module.beyond_others);
+    let least = if needless > 0 { least.saturating_sub(copies).max(gradients.min(least)) } else { least };
     item.estimated([least, activations.saturating_add(gradients)], formula)
 }
 
