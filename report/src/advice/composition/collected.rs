@@ -61,11 +61,11 @@ pub(super) fn item(report: &Report<'_>, device: &Device, parts: &Parts<'_>) -> O
         true if modules.len() > 1 => return None,
         true => (
             Kind::RetainedTensors,
-            "Do not collect the outputs of {0} on the GPU: keep .detach().cpu() of each, or only what is computed of it, such as a metric",
+            "Do not collect the outputs of {0} on the GPU, unless later passes read them there: keep .detach().cpu() of each, or only what is computed of it, such as a metric",
         ),
         false => (
             Kind::EvaluationGradients,
-            "Run the forward passes that have no backward pass under torch.no_grad(), or keep .item() or .detach() of their results: a sum or list of them keeps their graphs; if they have none, keep .cpu() of them",
+            "Run the forward passes that have no backward pass under torch.no_grad(), or keep .item() or .detach() of their results: a sum or list of them keeps their graphs; if they have no graphs, keep .cpu() of them",
         ),
     };
     let item = Item::new(kind, Memory::Activations, device, change);
