@@ -48,15 +48,11 @@ impl Ledger {
     /// Keeps the process list of a reading for processes without an agent, and updates the newest OOM entries.
     pub(crate) fn remember_listing(&mut self, device: usize, listing: &Arc<Listing>) {
         let read_ns = listing.agreed.reading.time_ns;
-        // Processes that lag get it when they catch up.
-        for at in 0..self.members[device].len() {
-            let index = self.members[device][at];
-            if self.lags[index] {
-                continue;
-            }
+        for (key, _) in listing.listed.iter() {
+            // Processes that lag get it when they catch up.
+            let Some(&index) = self.by_key.get(key).filter(|&&index| !self.lags[index]) else { continue };
             let process = &mut self.processes[index];
             if !process.coverage.covered
-                && listing.used_by(process.key).is_some()
                 && let Some(book) = process.book_on(device)
             {
                 process.accounts[usize::from(book)].listing = Some(Arc::clone(listing));

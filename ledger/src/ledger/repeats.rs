@@ -86,15 +86,11 @@ impl Ledger {
         let listed = updated(listed, &named);
         let (number, t0_ns) = (reading.number, reading.t0_ns);
         reading.same = Some(Arc::clone(&listed));
-        for at in 0..self.members[device].len() {
-            let index = self.members[device][at];
-            if self.lags[index] {
-                continue;
-            }
+        for &(key, used) in listed.iter() {
+            let Some(&index) = self.by_key.get(&key).filter(|&&index| !self.lags[index]) else { continue };
             let process = &mut self.processes[index];
-            let is_key = |&&(key, _): &&(ProcessKey, u64)| key == process.key;
-            let used = listed.iter().find(is_key).filter(|_| !named.iter().any(|row| is_key(&row)));
-            if let (Some(&(_, used)), Some(book)) = (used, process.book_on(device)) {
+            let is_named = named.iter().any(|(named, _)| *named == key);
+            if let Some(book) = process.book_on(device).filter(|_| !is_named) {
                 process.sample_used(book, number, t0_ns, Ok(used));
                 self.take_closed(index);
             }

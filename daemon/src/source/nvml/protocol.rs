@@ -246,9 +246,13 @@ impl PollerList {
         self.named.extend(used_bytes.0.map(|used| (pid, used, lists)));
     }
 
-    /// Returns the processes of the last reading that the present one has not named.
-    pub fn others(&mut self) -> Vec<Listed> {
+    /// Notes that the processes that the present reading has not named are as in the last one.
+    pub fn note_same(&mut self) {
         self.is_same = true;
+    }
+
+    /// Returns the processes of the last reading that the present one has not named.
+    pub fn others(&self) -> Vec<Listed> {
         let is_named = |pid| self.named.iter().any(|(named, ..)| *named == pid);
         self.last.iter().filter(|(pid, ..)| !is_named(*pid)).copied().collect()
     }

@@ -283,7 +283,8 @@ impl Translator {
     /// has that reading and its pids still identify the same processes; otherwise translates a record for each process.
     fn take_same(&mut self, record: &Record<'_>, index: usize, processes: &Processes) {
         let place = usize::from(record.stamp.device);
-        let Some(others) = self.poller.lists.get_mut(place).map(PollerList::others) else { return };
+        let Some(list) = self.poller.lists.get_mut(place) else { return };
+        list.note_same();
         if self.poller.skips_reading {
             return;
         }
@@ -295,7 +296,7 @@ impl Translator {
             self.write(Stamp { device: index as u8, ..record.stamp }, Body::SameProcesses {});
             return;
         }
-        for (pid, used, lists) in others {
+        for (pid, used, lists) in self.poller.lists[place].others() {
             let used_bytes = Reading::of(used);
             let body = Body::ProcessSample { start_ticks: 0, used_bytes, absence: Absence::Unknown, lists };
             self.take(&Record { stamp: Stamp { thread: pid, ..record.stamp }, body }, processes);
